@@ -1,0 +1,26 @@
+"""The features: one a file, each with its options, its checks and the patches that carry it out.
+
+Features work under either host (see `mindspeed_lowp.hosts`) and are the only ones, with the hosts, to know of
+command-line arguments.
+"""
+
+from __future__ import annotations
+
+from mindspeed_lowp.features.base import Feature
+from mindspeed_lowp.features.data_path import DataPathFeature
+from mindspeed_lowp.features.fp8_training import FP8TrainingFeature
+from mindspeed_lowp.features.grouped_experts import GroupedExpertsFeature
+from mindspeed_lowp.features.mxfp8_defer_backward_quant import MXFP8DeferBackwardQuantFeature
+from mindspeed_lowp.features.transformer_impl import TransformerImplFeature
+
+__all__ = ["Feature", "create_bare_megatron_features", "create_features"]
+
+
+def create_features() -> list[Feature]:
+    """The features every host gets, in the order of their checks: the most specific flag speaks first."""
+    return [MXFP8DeferBackwardQuantFeature(), FP8TrainingFeature(), DataPathFeature()]
+
+
+def create_bare_megatron_features() -> list[Feature]:
+    """The same, with those that stand in for what MindSpeed brings itself: layers and grouped experts."""
+    return [*create_features(), TransformerImplFeature(), GroupedExpertsFeature()]

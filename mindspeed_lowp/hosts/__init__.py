@@ -1,0 +1,14 @@
+"""Hosts own the command line and the patches: MindSpeed's features manager, or ours of the same contract."""
+
+from __future__ import annotations
+
+import importlib.util
+
+
+def register() -> None:
+    """Hand the features to MindSpeed where it is installed, otherwise to bare Megatron."""
+    if importlib.util.find_spec("mindspeed") is not None:
+        from mindspeed_lowp.hosts import mindspeed as host
+    else:
+        from mindspeed_lowp.hosts import bare_megatron as host
+    host.register()

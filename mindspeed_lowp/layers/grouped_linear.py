@@ -1,0 +1,224 @@
+"""A linear layer of experts: each expert's tokens times that expert's weight, with quantized operands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mindspeed_lowp.layers.kept import pack, unpack
+from mindspeed_lowp.layers.weight_grad import add_to_main_grad, settled_grad
+from mindspeed_lowp.recipes import Operand, Recipe
+
+
+def lowp_grouped_linear(
+    x: Tensor,
+    weights: Tensor | Sequence[Tensor],
+    tokens_per_expert: Tensor | Sequence[int],
+    recipe: Recipe,
+    *,
+    into_main_grad: bool = False,
+) -> Tensor:
+    """Expert e's rows of x times expert e's weight, the GEMMs quantized as `recipe` says.
+
+    x: [T, K], the tokens sorted by expert, bf16, fp16 or fp32. T may exceed the sum of tokens_per_expert
+        (token dispatchers pad): the surplus rows are not read, are zero in the result, get zero gradient.
+    weights: [E, K, N]; or a sequence of E tensors [N, K] (Transformer Engine's weight0, weight1, ...), which
+        are never stacked in high precision.
+    tokens_per_expert: E row counts; an expert may have none (its weight's gradient is then exactly zero).
+    into_main_grad: add each weight's gradient to its `main_grad` in place of returning it to autograd.
+    -> [T, N] of x's dtype (of the autocast dtype under autocast).
+
+    Raises ValueError when shapes or counts do not fit.
+    """
+    stacked = isinstance(weights, Tensor)
+    parameters = (weights,) if stacked else tuple(weights)
+    counts = tokens_per_expert.tolist() if isinstance(tokens_per_expert, Tensor) else list(tokens_per_expert)
+    _check(x, parameters, stacked, counts)
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    weights_class = _StackedWeights if stacked else _SeparateWeights
+    return _LowpGroupedLinear.apply(
+        x, counts, recipe, weights_class, into_main_grad, torch.is_grad_enabled(), *parameters
+    )
+
+
+class _LowpGroupedLinear(torch.autograd.Function):
+    """fprop, dgrad and wgrad over groups of rows; T is the number of rows that belong to an expert."""
+
+    @staticmethod
+    def forward(ctx, x, counts, recipe, weights_class, into_main_grad, backward_may_come, *parameters):
+        group_list = torch.tensor(counts, device=x.device).cumsum(0)  # [E]
+        rows = x[: sum(counts)]  # [T, K]
+        needs_dx = backward_may_come and ctx.needs_input_grad[0]
+        needs_dw = backward_may_come and any(ctx.needs_input_grad[6:])
+        keeps_w = needs_dx and not recipe.defers("weight")
+
+        w_fprop, w_dgrad = weights_class.quantize(parameters, recipe, fprop=True, dgrad=keeps_w)
+        x_fprop = recipe.quantize(rows, "input", (-1,))[-1]
+        y = _with_surplus(recipe.grouped_matmul(x_fprop, w_fprop, group_list, x.dtype), len(x))
+
+        kept_x = None
+        if needs_dw:
+            kept_x = rows if recipe.defers("input") else recipe.quantize_groups(rows, "input", group_list)
+        kept_w = parameters if needs_dx and not keeps_w else ()
+        ctx.save_for_backward(group_list, *pack(kept_x), *pack(w_dgrad), *kept_w)
+        ctx.counts, ctx.recipe, ctx.weights_class = counts, recipe, weights_class
+        # Not data of backward: the Parameters themselves, whose main_grad is added to.
+        ctx.parameters = parameters if into_main_grad else ()
+        ctx.x_rows, ctx.x_dtype, ctx.weight_dtype = len(x), x.dtype, parameters[0].dtype
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        recipe, weights_class = ctx.recipe, ctx.weights_class
+        needs_dx, needs_dw = ctx.needs_input_grad[0], ctx.needs_input_grad[6:]
+        group_list, *kept = ctx.saved_tensors
+        kept_x, w_dgrad, parameters = unpack(*kept[0:2]), unpack(*kept[2:4]), kept[4:]
+        g = grad[: sum(ctx.counts)]  # [T, N]
+
+        dx = None
+        if needs_dx:
+            if w_dgrad is None:
+                _, w_dgrad = weights_class.quantize(parameters, recipe, fprop=False, dgrad=True)
+            g_dgrad = recipe.quantize(g, "grad", (-1,))[-1]
+            dx = _with_surplus(recipe.grouped_matmul(g_dgrad, w_dgrad, group_list, ctx.x_dtype), ctx.x_rows)
+
+        dw = (None,) * len(needs_dw)
+        if any(needs_dw):
+            x_wgrad = kept_x
+            if not isinstance(kept_x, Operand):
+                x_wgrad = recipe.quantize_groups(kept_x, "input", group_list)
+            g_wgrad = recipe.quantize_groups(g, "grad", group_list)
+            if ctx.parameters:
+                dw = weights_class.add_to_main_grads(
+                    ctx.parameters, recipe, x_wgrad, g_wgrad, group_list, ctx.counts
+                )
+            else:
+                dw = weights_class.gradients(recipe, x_wgrad, g_wgrad, group_list, ctx.weight_dtype)
+            dw = tuple(grad if needed else None for grad, needed in zip(dw, needs_dw, strict=True))
+        return dx, None, None, None, None, None, *dw
+
+
+class _StackedWeights:
+    """One tensor [E, K, N]: forward contracts axis -2, dgrad axis -1."""
+
+    @staticmethod
+    def quantize(
+        parameters: Sequence[Tensor], recipe: Recipe, fprop: bool, dgrad: bool
+    ) -> tuple[Operand | None, Operand | None]:
+        """The right operands [E, K, N] of fprop and [E, N, K] of dgrad, those that are asked for."""
+        (weight,) = parameters
+        quantized = recipe.quantize(weight, "weight", (-1,) * dgrad + (-2,) * fprop)
+        return quantized.get(-2), quantized[-1].mT if dgrad else None
+
+    @staticmethod
+    def gradients(
+        recipe: Recipe, x: Operand, g: Operand, group_list: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor]:
+        return (recipe.grouped_wgrad(x.mT, g, group_list, dtype),)
+
+    @staticmethod
+    def add_to_main_grads(
+        parameters: Sequence[Tensor],
+        recipe: Recipe,
+        x: Operand,
+        g: Operand,
+        group_list: Tensor,
+        counts: Sequence[int],
+    ) -> tuple[Tensor | None]:
+        (weight,) = parameters
+        grad = add_to_main_grad(
+            weight,
+            lambda acc: recipe.grouped_wgrad_add_(acc, x.mT, g, group_list),
+            lambda dtype: recipe.grouped_wgrad(x.mT, g, group_list, dtype),
+        )
+        return (grad,)
+
+
+class _SeparateWeights:
+    """E tensors [N, K]: forward contracts axis -1, dgrad axis -2. Only one-byte codes are ever stacked."""
+
+    @staticmethod
+    def quantize(
+        parameters: Sequence[Tensor], recipe: Recipe, fprop: bool, dgrad: bool
+    ) -> tuple[Operand | None, Operand | None]:
+        """The right operands [E, K, N] of fprop and [E, N, K] of dgrad, those that are asked for."""
+        axes = (-1,) * fprop + (-2,) * dgrad
+        experts = [recipe.quantize(weight, "weight", axes) for weight in parameters]
+        stacks = {
+            axis: Operand(
+                torch.stack([expert[axis].data for expert in experts]),
+                torch.stack([expert[axis].scale for expert in experts]),
+            )
+            for axis in axes
+        }
+        return stacks[-1].mT if fprop else None, stacks.get(-2)
+
+    @staticmethod
+    def gradients(
+        recipe: Recipe, x: Operand, g: Operand, group_list: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, ...]:
+        return recipe.grouped_wgrad(g.mT, x, group_list, dtype).unbind()
+
+    @staticmethod
+    def add_to_main_grads(
+        parameters: Sequence[Tensor],
+        recipe: Recipe,
+        x: Operand,
+        g: Operand,
+        group_list: Tensor,
+        counts: Sequence[int],
+    ) -> tuple[Tensor | None, ...]:
+        # The main_grads lie apart, so each expert's rows are one fused matrix product.
+        grads, start = [], 0
+        for expert, (weight, count) in enumerate(zip(parameters, counts, strict=True)):
+            if not weight.requires_grad:
+                grads.append(None)
+            elif count == 0:
+                grads.append(settled_grad(weight))
+            else:
+                left = recipe.slice_group(g, expert, start, start + count).mT
+                right = recipe.slice_group(x, expert, start, start + count)
+                grads.append(_add_product(weight, recipe, left, right))
+            start += count
+        return tuple(grads)
+
+
+def _add_product(weight: Tensor, recipe: Recipe, left: Operand, right: Operand) -> Tensor | None:
+    return add_to_main_grad(
+        weight,
+        lambda acc: recipe.matmul_add_(acc, left, right),
+        lambda dtype: recipe.matmul(left, right, dtype),
+    )
+
+
+def _with_surplus(rows: Tensor, total: int) -> Tensor:
+    """The rows [T, N], followed by zeros up to `total` rows."""
+    surplus = total - len(rows)
+    if surplus == 0:
+        return rows
+    return torch.cat((rows, rows.new_zeros((surplus, rows.shape[1]))))
+
+
+def _check(x: Tensor, weights: Sequence[Tensor], stacked: bool, counts: Sequence[int]) -> None:
+    if not weights:
+        raise ValueError("lowp_grouped_linear: weights is empty; expected at least one expert")
+    if stacked and weights[0].dim() != 3:
+        raise ValueError(f"lowp_grouped_linear: weights {list(weights[0].shape)}; expected [E, K, N]")
+    if not stacked and any(w.dim() != 2 or w.shape != weights[0].shape for w in weights):
+        raise ValueError("lowp_grouped_linear: weights must be tensors [N, K] of one shape")
+    experts = weights[0].shape[0] if stacked else len(weights)
+    width = weights[0].shape[1]
+    if x.dim() != 2 or x.shape[1] != width:
+        raise ValueError(f"lowp_grouped_linear: x {list(x.shape)}; the weights expect [T, {width}]")
+    if len(counts) != experts:
+        raise ValueError(f"lowp_grouped_linear: {len(counts)} tokens_per_expert for {experts} experts")
+    if any(count < 0 for count in counts) or sum(counts) > len(x):
+        raise ValueError(
+            f"lowp_grouped_linear: tokens_per_expert {list(counts)} must not be negative, nor sum to more "
+            f"than the {len(x)} rows of x"
+        )

@@ -1,0 +1,150 @@
+"""`y = x wᵀ + b` with quantized operands in all three GEMMs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mindspeed_lowp.layers.kept import pack, unpack
+from mindspeed_lowp.layers.parallel import (
+    ROW_ALIGNMENT,
+    TensorParallel,
+    align_rows,
+    gather_operand,
+    gather_rows,
+    start_dgrad_reduction,
+)
+from mindspeed_lowp.layers.weight_grad import WeightGrad, add_to_main_grad
+from mindspeed_lowp.recipes import Operand, Recipe
+
+
+def lowp_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    recipe: Recipe,
+    *,
+    parallel: TensorParallel | None = None,
+    weight_grad: WeightGrad = WeightGrad(),  # noqa: B008 (immutable unless it names a list)
+) -> Tensor:
+    """`x @ weight.T + bias`, the three GEMMs of forward and backward quantized as `recipe` says.
+
+    x: [..., K], bf16, fp16 or fp32; weight: [N, K]; bias: [N] or None -> [..., N] of x's dtype (of the
+    autocast dtype under autocast). The weight's gradient has the weight's dtype. Products accumulate in fp32.
+
+    parallel: the tensor-parallel communication of a column-parallel layer. With sequence parallelism x is
+        [s, ..., K], this rank's part of the first dimension, and the result [ranks * s, ..., N].
+    weight_grad: where the gradient of the weight goes.
+
+    Raises ValueError when x and weight disagree on K.
+    """
+    if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"lowp_linear: x {list(x.shape)} and weight {list(weight.shape)} do not fit: "
+            "expected x [..., K] and weight [N, K]"
+        )
+    if torch.is_autocast_enabled(x.device.type):
+        # The weight stays as it is: it is quantized from its own precision, not rounded twice.
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    # Inside a Function grad mode is always off: whether backward can come is known only here.
+    return _LowpLinear.apply(x, weight, bias, recipe, parallel, weight_grad, torch.is_grad_enabled())
+
+
+class _LowpLinear(torch.autograd.Function):
+    """fprop, dgrad and wgrad. T: the rows of all ranks, R: of this one (the same without gathering)."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, recipe, parallel, weight_grad, backward_may_come):
+        rows = x.reshape(-1, x.shape[-1])  # [R, K]
+        needs_dx = backward_may_come and ctx.needs_input_grad[0]
+        needs_dw = backward_may_come and ctx.needs_input_grad[1]
+        keeps_x = needs_dw and not recipe.defers("input")
+        keeps_w = needs_dx and not recipe.defers("weight")
+
+        if parallel is not None and parallel.sequence_parallel:
+            # The second axis is that of the local rows, gathered in backward.
+            x_wgrad = recipe.quantize(align_rows(rows), "input", (-2,))[-2] if keeps_x else None
+            (all_rows,) = gather_rows((rows,), parallel.group).wait()
+            x_fprop = recipe.quantize(all_rows, "input", (-1,))[-1]
+            leading = (x.shape[0] * parallel.group.size(), *x.shape[1:-1])
+        else:
+            quantized = recipe.quantize(rows, "input", (-1, -2) if keeps_x else (-1,))
+            x_fprop, x_wgrad = quantized[-1], quantized.get(-2)
+            leading = x.shape[:-1]
+        w = recipe.quantize(weight, "weight", (-1, -2) if keeps_w else (-1,))
+
+        y = recipe.matmul(x_fprop, w[-1].mT, x.dtype, bias)
+
+        kept_x = (x_wgrad if keeps_x else rows) if needs_dw else None
+        kept_w = (w[-2] if keeps_w else weight) if needs_dx else None
+        ctx.save_for_backward(*pack(kept_x), *pack(kept_w))
+        ctx.recipe, ctx.parallel, ctx.weight_grad = recipe, parallel, weight_grad
+        # Not data of backward: the Parameter itself, whose main_grad is added to.
+        ctx.weight = weight if weight_grad.into_main_grad else None
+        ctx.x_shape, ctx.x_dtype, ctx.weight_dtype = x.shape, x.dtype, weight.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return y.view(*leading, weight.shape[0])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        recipe, parallel = ctx.recipe, ctx.parallel
+        needs_dx, needs_dw, needs_db = ctx.needs_input_grad[:3]
+        saved = ctx.saved_tensors  # asked for once: recomputation allows no more
+        kept_x, kept_w = unpack(*saved[:2]), unpack(*saved[2:])
+        g = grad.reshape(-1, grad.shape[-1])  # [T, N]
+        needs_dw = needs_dw and not ctx.weight_grad.postpone(g)
+
+        gathers = parallel is not None and parallel.sequence_parallel
+        x_wgrad = None
+        if needs_dw:
+            if isinstance(kept_x, Operand):
+                x_wgrad = kept_x
+            else:
+                x_wgrad = recipe.quantize(align_rows(kept_x) if gathers else kept_x, "input", (-2,))[-2]
+            if gathers:
+                gathering = gather_operand(x_wgrad, parallel.group)  # under way during dgrad
+
+        g_dgrad, g_wgrad = _quantize_grad(
+            g, recipe, needs_dx, needs_dw, parallel.group.size() if gathers else 1
+        )
+
+        dx, reducing = None, None
+        if needs_dx:
+            if not isinstance(kept_w, Operand):
+                kept_w = recipe.quantize(kept_w, "weight", (-2,))[-2]
+            dx = recipe.matmul(g_dgrad, kept_w, ctx.x_dtype)
+            if parallel is not None and (parallel.sequence_parallel or parallel.allreduce_dgrad):
+                reducing = start_dgrad_reduction(dx, parallel)  # under way during wgrad
+
+        dw = None
+        if needs_dw:
+            if gathers:
+                x_wgrad = Operand(*gathering.wait())
+            if ctx.weight_grad.into_main_grad:
+                dw = add_to_main_grad(
+                    ctx.weight,
+                    lambda acc: recipe.matmul_add_(acc, g_wgrad.mT, x_wgrad),
+                    lambda dtype: recipe.matmul(g_wgrad.mT, x_wgrad, dtype),
+                )
+            else:
+                dw = recipe.matmul(g_wgrad.mT, x_wgrad, ctx.weight_dtype)
+        db = g.sum(0, dtype=ctx.bias_dtype) if needs_db else None
+
+        if reducing is not None:
+            (dx,) = reducing.wait()
+        return None if dx is None else dx.view(ctx.x_shape), dw, db, None, None, None, None
+
+
+def _quantize_grad(
+    g: Tensor, recipe: Recipe, needs_dx: bool, needs_dw: bool, ranks: int
+) -> tuple[Operand | None, Operand | None]:
+    """g [T, N] for dgrad (axis -1) and for wgrad (axis -2, its rows laid out as the gathered input's are)."""
+    axes = (-1,) * needs_dx + (-2,) * needs_dw
+    if ranks == 1 or (len(g) // ranks) % ROW_ALIGNMENT == 0:
+        quantized = recipe.quantize(g, "grad", axes)
+        return quantized.get(-1), quantized.get(-2)
+    g_dgrad = recipe.quantize(g, "grad", (-1,))[-1] if needs_dx else None
+    g_wgrad = recipe.quantize(align_rows(g, ranks), "grad", (-2,))[-2] if needs_dw else None
+    return g_dgrad, g_wgrad

@@ -1,0 +1,61 @@
+"""Where a weight's gradient goes: to autograd, into Megatron's `main_grad`, or to a later time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class WeightGrad:
+    """The destination of a weight gradient; the default returns it to autograd.
+
+    into_main_grad: add it to `weight.main_grad` (Megatron's gradient_accumulation_fusion).
+    later: a list that takes the output gradient [T, N] instead, while it holds fewer than `limit` of them
+        (0: always); the caller computes the weight gradient from it afterwards
+        (Megatron's defer_embedding_wgrad_compute).
+    """
+
+    into_main_grad: bool = False
+    later: list[Tensor] | None = None
+    limit: int = 0
+
+    def postpone(self, grad: Tensor) -> bool:
+        """Put the output gradient away for later, if that is wanted; says whether it was."""
+        if self.later is None or (self.limit != 0 and len(self.later) >= self.limit):
+            return False
+        self.later.append(grad)
+        return True
+
+
+def add_to_main_grad(
+    weight: Tensor, add_fp32_: Callable[[Tensor], None], compute: Callable[[torch.dtype], Tensor]
+) -> Tensor | None:
+    """Add the gradient of `weight` to its `main_grad`; returns what autograd gets instead.
+
+    add_fp32_(acc): adds the gradient to an fp32 tensor in one operator.
+    compute(dtype): gives the gradient as a new tensor, for a main_grad of another dtype.
+    """
+    main_grad = weight.main_grad
+    if main_grad.dtype == torch.float32:
+        add_fp32_(main_grad)
+    else:
+        main_grad.add_(compute(main_grad.dtype))
+    return settled_grad(weight)
+
+
+def settled_grad(weight: Tensor) -> Tensor | None:
+    """What autograd gets once the gradient is in `main_grad`, by Megatron's protocol.
+
+    Its data-parallel hooks must run, so a gradient of the right shape is returned whose values nobody reads,
+    unless `zero_out_wgrad` says that somebody adds them.
+    """
+    if not hasattr(weight, "grad_added_to_main_grad"):
+        return None
+    weight.grad_added_to_main_grad = True
+    if getattr(weight, "zero_out_wgrad", False):
+        return torch.zeros_like(weight)
+    return torch.empty_like(weight)

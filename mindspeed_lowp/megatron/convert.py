@@ -1,0 +1,128 @@
+"""Give the layers of a built model their recipe, in place, and say what was done."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from torch import nn
+
+from mindspeed_lowp.megatron.grouped_linear import (
+    TEColumnParallelGroupedLinear,
+    TEGroupedLinear,
+    TERowParallelGroupedLinear,
+)
+from mindspeed_lowp.megatron.linear import LowpColumnParallelLinear, LowpRowParallelLinear
+from mindspeed_lowp.recipes import Recipe
+
+# Sensitive to precision, and small beside the rest: kept unless somebody builds them otherwise.
+HIGH_PRECISION = ("output_layer", "router")
+
+# By exact class: a subclass of somebody else's has a forward of its own, and stays as it is.
+_CONVERTED_CLASS = {
+    ColumnParallelLinear: LowpColumnParallelLinear,
+    RowParallelLinear: LowpRowParallelLinear,
+    TEColumnParallelGroupedLinear: TEColumnParallelGroupedLinear,
+    TERowParallelGroupedLinear: TERowParallelGroupedLinear,
+}
+_CONVERTED_CLASS |= {converted: converted for converted in _CONVERTED_CLASS.values()}
+
+
+class ConversionError(ValueError):
+    """No layer could be given the recipe, or a filter name matched none; the same on every rank."""
+
+
+@dataclass
+class Conversion:
+    """What happened to the layers of one rank, or of all ranks together. Names are fully qualified.
+
+    linears, grouped: converted; kept: left in high precision; unmatched: filter names that no layer's name
+    contains; modules: every layer that was looked at.
+    """
+
+    linears: list[str] = field(default_factory=list)
+    grouped: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    unmatched: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def merged(parts: Sequence[Conversion]) -> Conversion:
+        """One report for several ranks: a filter name is unmatched only where no rank has such a layer."""
+
+        def union(lists: Iterable[list[str]]) -> list[str]:
+            return list(dict.fromkeys(name for names in lists for name in names))
+
+        return Conversion(
+            linears=[name for part in parts for name in part.linears],
+            grouped=[name for part in parts for name in part.grouped],
+            kept=union(part.kept for part in parts),
+            unmatched=[name for name in parts[0].unmatched if all(name in part.unmatched for part in parts)],
+            modules=union(part.modules for part in parts),
+        )
+
+
+def convert_chunks(
+    chunks: Sequence[nn.Module], recipe: Recipe, filter_fqns: Sequence[str] = ()
+) -> Conversion:
+    """Convert every parallel linear and grouped expert linear of this rank's model chunks to `recipe`.
+
+    Layers keep their Parameters, so optimizers, data-parallel wrappers and checkpoints are unaffected, and
+    converting twice is converting once. Layers whose fully qualified name contains one of `filter_fqns`, and
+    those of `HIGH_PRECISION`, stay as they are.
+
+    All ranks of the default process group must call it together; they agree on the outcome. Returns the
+    report of all ranks. Raises ConversionError on every rank when nothing was converted on any, or when a
+    filter name occurs in no layer's name on any rank.
+    """
+    layers = [(name, module) for chunk in chunks for name, module in _linears(chunk)]
+    names = [name for name, _ in layers]
+    report = Conversion(
+        modules=names,
+        unmatched=[wanted for wanted in filter_fqns if not any(wanted in name for name in names)],
+    )
+    for name, module in layers:
+        filtered = any(part in name for part in (*HIGH_PRECISION, *filter_fqns))
+        if filtered or type(module) not in _CONVERTED_CLASS:
+            report.kept.append(name)
+        else:
+            module.__class__ = _CONVERTED_CLASS[type(module)]
+            module.recipe = recipe
+            (report.grouped if isinstance(module, TEGroupedLinear) else report.linears).append(name)
+    report = _of_all_ranks(report)
+    if report.unmatched:
+        raise ConversionError(_unmatched_message(report))
+    if not report.linears and not report.grouped:
+        why = "all are kept in high precision" if report.modules else "there is no parallel linear in it"
+        raise ConversionError(f"no layer of the model was converted: {why}")
+    return report
+
+
+def _linears(chunk: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The model's linears, by their name in the model proper (without the wrappers' `module.`)."""
+    for name, module in chunk.named_modules():
+        if isinstance(module, (ColumnParallelLinear, RowParallelLinear, TEGroupedLinear)):
+            while name.startswith("module."):
+                name = name.removeprefix("module.")
+            yield name, module
+
+
+def _of_all_ranks(report: Conversion) -> Conversion:
+    if not dist.is_initialized():
+        return report
+    reports: list[Conversion] = [report] * dist.get_world_size()
+    dist.all_gather_object(reports, report)
+    return Conversion.merged(reports)
+
+
+def _unmatched_message(report: Conversion) -> str:
+    """Name each filter that matched nothing, beside the layer names nearest to it."""
+    parts = {part for name in report.modules for part in name.split(".") if not part.isdigit()}
+    lines = []
+    for wanted in report.unmatched:
+        near = difflib.get_close_matches(wanted, sorted(parts | set(report.modules)), n=3, cutoff=0.4)
+        lines.append(f"{wanted!r} is in no layer's name; the nearest: {', '.join(near or sorted(parts))}")
+    return "; ".join(lines)

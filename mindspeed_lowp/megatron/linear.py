@@ -1,0 +1,51 @@
+"""Megatron's parallel linears with a recipe: the same modules, their matrix products quantized."""
+
+from __future__ import annotations
+
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from mindspeed_lowp.layers import TensorParallel, WeightGrad, lowp_linear
+from mindspeed_lowp.recipes import Recipe
+
+
+class _WithRecipe:
+    """Replaces the one method through which a parallel linear multiplies.
+
+    Everything else (sharding, initialization, checkpoints, the communication of the output) stays Megatron's.
+    """
+
+    recipe: Recipe
+
+    def _forward_impl(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        gradient_accumulation_fusion: bool,
+        allreduce_dgrad: bool,
+        sequence_parallel: bool,
+        tp_group: ProcessGroup | None = None,
+        grad_output_buffer: list[Tensor] | None = None,
+        wgrad_deferral_limit: int | None = None,
+    ) -> Tensor:
+        """The signature is that of Megatron's linear_with_grad_accumulation_and_async_allreduce."""
+        parallel = None
+        if sequence_parallel or allreduce_dgrad:
+            parallel = TensorParallel(tp_group, sequence_parallel, allreduce_dgrad)
+        weight_grad = WeightGrad(
+            # Before data parallelism wraps the model there is no main_grad to fuse into.
+            into_main_grad=gradient_accumulation_fusion and hasattr(weight, "main_grad"),
+            later=grad_output_buffer,
+            limit=wgrad_deferral_limit or 0,
+        )
+        return lowp_linear(input, weight, bias, self.recipe, parallel=parallel, weight_grad=weight_grad)
+
+
+class LowpColumnParallelLinear(_WithRecipe, ColumnParallelLinear):
+    """ColumnParallelLinear whose GEMMs a recipe quantizes."""
+
+
+class LowpRowParallelLinear(_WithRecipe, RowParallelLinear):
+    """RowParallelLinear whose GEMMs a recipe quantizes."""

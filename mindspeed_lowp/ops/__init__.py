@@ -1,0 +1,27 @@
+"""torch_npu's MXFP8 operators on any device: same parameters, shapes, layouts and bits, minus the ``npu_``
+prefix.
+
+On an Ascend 950 they are the torch_npu calls; on a CPU they are C++ kernels; elsewhere, the PyTorch
+reference.
+"""
+
+from mindspeed_lowp.ops.mx_matmul import add_quant_gmm_, add_quant_matmul_, grouped_matmul, quant_matmul
+from mindspeed_lowp.ops.mx_quant import (
+    anti_mx_quant,
+    dynamic_mx_quant,
+    dynamic_mx_quant_with_dual_axis,
+    grouped_anti_mx_quant,
+    grouped_dynamic_mx_quant,
+)
+
+__all__ = [
+    "add_quant_gmm_",
+    "add_quant_matmul_",
+    "anti_mx_quant",
+    "dynamic_mx_quant",
+    "dynamic_mx_quant_with_dual_axis",
+    "grouped_anti_mx_quant",
+    "grouped_dynamic_mx_quant",
+    "grouped_matmul",
+    "quant_matmul",
+]

@@ -1,0 +1,38 @@
+"""Run a Megatron training script with low-precision training added, without touching the script.
+
+python -m mindspeed_lowp.run path/to/pretrain_gpt.py FLAGS
+torchrun --nproc-per-node 8 -m mindspeed_lowp.run path/to/pretrain_gpt.py FLAGS
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+_USAGE = "usage: python -m mindspeed_lowp.run SCRIPT [FLAGS of the script ...]"
+
+
+def main() -> None:
+    if len(sys.argv) < 2:
+        print(_USAGE, file=sys.stderr)
+        sys.exit(2)
+    script = sys.argv[1]
+    if script in ("-h", "--help"):
+        print(f"{_USAGE}\n\n{__doc__}", end="")
+        return
+    if not os.path.isfile(script):
+        sys.exit(f"error: no such script: {script} (looked in {os.getcwd()}); {_USAGE}")
+
+    # As `python SCRIPT FLAGS` leaves them: a Megatron-LM checkout is found beside its own script.
+    sys.argv = sys.argv[1:]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+
+    import mindspeed_lowp.adaptor  # noqa: F401  after sys.path is set, for it imports Megatron
+
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""NCCL process groups become gloo ones.
+
+Gloo has every collective that Megatron calls (reduce-scatter, coalesced and asynchronous ones included),
+for every dtype but the float8 ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+
+def install() -> None:
+    """Redirect the creation of process groups."""
+    for name in ("init_process_group", "new_group"):
+        on_gloo = _on_gloo(getattr(dist, name))
+        setattr(dist, name, on_gloo)
+        setattr(dist.distributed_c10d, name, on_gloo)
+    # Megatron's names for these collectives are PyTorch's former ones.
+    warnings.filterwarnings(
+        "ignore",
+        r"`torch.distributed.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated",
+        FutureWarning,
+    )
+
+
+def _on_gloo(create: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(create)
+
+    @functools.wraps(create)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs).arguments
+        if "nccl" in (arguments.get("backend") or ""):
+            arguments["backend"] = "gloo"
+        arguments.pop("pg_options", None)  # NCCL's
+        arguments.pop("device_id", None)  # the device that NCCL is to bind to
+        if arguments.get("world_size") == 1 and "MASTER_ADDR" not in os.environ:
+            arguments["store"] = dist.HashStore()  # a single process, not started by torchrun
+        return create(**arguments)
+
+    return wrapper

@@ -1,0 +1,138 @@
+"""What Megatron takes from Apex, Transformer Engine or CUDA kernels, supplied in PyTorch.
+
+Megatron's defaults then work as typed: no `--no-gradient-accumulation-fusion`,
+`--no-persist-layer-norm`, `--no-masked-softmax-fusion` and the like.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+
+def install() -> None:
+    """Import Megatron and patch it."""
+    wgrad = _weight_gradient_module()
+    sys.modules[wgrad.__name__] = wgrad
+    # Several modules announce that these optional packages are missing, which concerns nobody here.
+    for message in ("Transformer Engine and Apex are not installed", "Apex is not installed", "absl.logging"):
+        warnings.filterwarnings("ignore", message, UserWarning, module=r"megatron\.")
+
+    from megatron.core import jit, utils
+    from megatron.core.fusions.fused_softmax import FusedScaleMaskSoftmax
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+    from megatron.core.tensor_parallel import layers
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+    from megatron.training import initialize, training
+
+    for module in (layers, utils):
+        module.fused_weight_gradient_mlp_cuda = wgrad
+    layers._grad_accum_fusion_available = True
+    FusedScaleMaskSoftmax.is_kernel_available = lambda self, mask, b, np, sq, sk: False
+    WrappedTorchNorm.__new__ = staticmethod(_norm_for_any_config(WrappedTorchNorm.__new__))
+    _uncompile(jit)
+    for module in (initialize, training):
+        # The warm-up of compiled functions: besides, its random draws depend on the tensor-parallel size.
+        module.set_jit_fusion_options = lambda: None
+    for module in (moe_utils, token_dispatcher):
+        module.maybe_move_tensor_to_cpu = _to_host
+    _keep_adam_steps(DistributedOptimizer)
+
+
+def _uncompile(jit: ModuleType) -> None:
+    """Undo `megatron.core.jit.jit_fuser`, which compiles element-wise functions with `torch.compile`.
+
+    That needs a C++ compiler and minutes at start-up.
+    """
+    jit.disable_jit_fuser()  # in modules that are imported later
+    for name, module in list(sys.modules.items()):
+        if name.startswith("megatron."):
+            classes = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == name]
+            for owner in (module, *classes):
+                for attribute, value in list(vars(owner).items()):
+                    if isinstance(value, FunctionType) and hasattr(value, "_torchdynamo_orig_callable"):
+                        setattr(owner, attribute, value._torchdynamo_orig_callable)
+
+
+def _weight_gradient_module() -> ModuleType:
+    """Apex's `fused_weight_gradient_mlp_cuda`: gradient accumulation fusion is Megatron's default."""
+    module = ModuleType("fused_weight_gradient_mlp_cuda")
+    module.wgrad_gemm_accum_fp32 = _accumulate_in_fp32
+    module.wgrad_gemm_accum_fp16 = _accumulate_in_16_bits
+    return module
+
+
+def _accumulate_in_fp32(
+    total_input: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor
+) -> None:
+    """main_grad += grad_output.T @ total_input for an fp32 main_grad: no operand or sum is rounded."""
+    main_grad.addmm_(grad_output.t().float(), total_input.float())
+
+
+def _accumulate_in_16_bits(
+    total_input: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor
+) -> None:
+    """main_grad += grad_output.T @ total_input for a bf16 or fp16 main_grad."""
+    main_grad.copy_(torch.addmm(main_grad, grad_output.t(), total_input))
+
+
+def _norm_for_any_config(original: Any) -> Any:
+    """Let `WrappedTorchNorm` build torch norms under sequence parallelism.
+
+    It refuses three options because the torch norms do not act on them. Two name a faster or leaner
+    kernel for the same numbers. Sequence parallelism asks for the weights to be marked, so that
+    `finalize_model_grads` adds up their gradients over the tensor-parallel ranks, each of which has seen
+    its part of the sequence only.
+    """
+
+    def new(cls: type, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        plain = copy.copy(config)
+        plain.persist_layer_norm = False
+        plain.memory_efficient_layer_norm = False
+        plain.sequence_parallel = False
+        norm = original(cls, plain, *args, **kwargs)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
+        return norm
+
+    return new
+
+
+def _to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """`maybe_move_tensor_to_cpu` for the token dispatcher's split sizes, whatever their `is_cuda` says."""
+    return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
+
+
+def _keep_adam_steps(optimizer_class: type) -> None:
+    """Let the distributed optimizer save and load the `step` that torch's Adam keeps for every parameter.
+
+    Apex's and Transformer Engine's Adam keep one for all. `DistributedOptimizer.state_dict`, which
+    loading calls too, wants it although an optimizer that has not stepped has none. `load_state_dict`
+    gives all parameters the same tensor, which each of them would then increment, and at last overwrites
+    it with the value from before loading.
+    """
+    save, load = optimizer_class.state_dict, optimizer_class.load_state_dict
+
+    def state_dict(self: Any) -> dict[str, Any]:
+        if isinstance(self.optimizer, torch.optim.Adam):
+            if not self.optimizer.state:
+                self.init_state_fn(self.optimizer, self.config)
+            for state in self.optimizer.state.values():
+                state.setdefault("step", torch.tensor(0.0))
+        return save(self)
+
+    def load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
+        load(self, state_dict)
+        if isinstance(self.optimizer, torch.optim.Adam):
+            step = float(state_dict["optimizer"]["param_groups"][0]["step"])
+            for state in self.optimizer.state.values():
+                state["step"] = torch.tensor(step)
+
+    optimizer_class.state_dict = state_dict
+    optimizer_class.load_state_dict = load_state_dict

@@ -1,0 +1,88 @@
+"""What a recipe is: the choice of format, scaling and axes for the three GEMMs of a linear layer.
+
+| GEMM                       | left            | right           |
+|----------------------------|-----------------|-----------------|
+| fprop   `y = x wᵀ`         | x, axis -1      | w, axis -1      |
+| dgrad   `dx = g w`         | g, axis -1      | w, axis -2      |
+| wgrad   `dw = gᵀ x`        | g, axis -2      | x, axis -2      |
+
+Each operand is quantized along the axis that its GEMM contracts, so every tensor of a layer is needed twice.
+A recipe is an immutable object which a *layer* carries; nothing looks one up while tensors flow.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Role = Literal["input", "weight", "grad"]
+
+
+class Operand(NamedTuple):
+    """A quantized matrix, or a stack of them: codes and the scales that belong to them."""
+
+    data: Tensor
+    scale: Tensor
+
+    @property
+    def mT(self) -> Operand:
+        """The transposed matrix, as views: data [..., M, N] -> [..., N, M], scale dimensions alike."""
+        return Operand(self.data.mT, self.scale.transpose(-3, -2))
+
+
+class Recipe(ABC):
+    """How a linear layer quantizes. Subclasses are frozen dataclasses, one recipe a file."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def defers(self, role: Role) -> bool:
+        """Whether forward leaves the second axis of this tensor to backward, which quantizes it again."""
+
+    @abstractmethod
+    def quantize(self, x: Tensor, role: Role, axes: Sequence[int]) -> dict[int, Operand]:
+        """Quantize x [..., M, N] along each of `axes` (-1, -2, or both in one pass); keyed by axis."""
+
+    @abstractmethod
+    def quantize_groups(self, x: Tensor, role: Role, group_list: Tensor) -> Operand:
+        """Quantize x [T, N] along its rows, scales starting anew at each group.
+
+        group_list [E]: cumulative row counts, the last one equal to T.
+        """
+
+    @abstractmethod
+    def slice_group(self, x: Operand, group: int, start: int, end: int) -> Operand:
+        """The rows [start, end) of group `group`, out of what `quantize_groups` gave."""
+
+    @abstractmethod
+    def matmul(
+        self, left: Operand, right: Operand, out_dtype: torch.dtype, bias: Tensor | None = None
+    ) -> Tensor:
+        """left [M, K] @ right [K, N] (+ bias [N]), accumulated in fp32 -> [M, N] of out_dtype."""
+
+    @abstractmethod
+    def matmul_add_(self, acc: Tensor, left: Operand, right: Operand) -> None:
+        """acc [M, N] fp32 += left [M, K] @ right [K, N], in one operator."""
+
+    @abstractmethod
+    def grouped_matmul(
+        self, left: Operand, right: Operand, group_list: Tensor, out_dtype: torch.dtype
+    ) -> Tensor:
+        """Group e's rows of left [T, K] @ right[e], right [E, K, N] -> [T, N] of out_dtype."""
+
+    @abstractmethod
+    def grouped_wgrad(
+        self, left: Operand, right: Operand, group_list: Tensor, out_dtype: torch.dtype
+    ) -> Tensor:
+        """left [M, T] @ right [T, N] contracted within each group -> [E, M, N] of out_dtype.
+
+        A group without rows gives zeros. Both operands come from `quantize_groups`.
+        """
+
+    @abstractmethod
+    def grouped_wgrad_add_(self, acc: Tensor, left: Operand, right: Operand, group_list: Tensor) -> None:
+        """acc [E, M, N] fp32 += what `grouped_wgrad` gives, in one operator."""

@@ -1,0 +1,169 @@
+"""MXFP8: blocks of 32 elements along the contracted axis share a power-of-two scale (OCP MX, E8M0)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mindspeed_lowp import ops
+from mindspeed_lowp.recipes.base import Operand, Recipe, Role
+
+FORMATS = ("e4m3", "hybrid")
+DEFER_OPERANDS = ("weight", "all")
+
+_BLOCK = 32
+_ROWS_PER_SCALE = 2 * _BLOCK  # scales travel in pairs: one scale row covers 64 elements of its axis
+_E8M0 = torch.float8_e8m0fnu
+_MX_GROUP_SIZES = [1, 1, _BLOCK]
+
+
+@dataclass(frozen=True)
+class MXFP8Recipe(Recipe):
+    """1x32 blocks for every operand.
+
+    fp8_format: "e4m3", or "hybrid" for E5M2 gradients.
+    defer_backward_quant: forward quantizes only the axis it needs; backward quantizes the other one again
+        from the high-precision tensor. The bits of every result are those of dual-axis quantization.
+    defer_operands: what is deferred: "weight", or "all" for the input as well (which then stays alive in
+        high precision until backward: two bytes an element in place of one).
+
+    Raises ValueError for another format or another value of defer_operands.
+    """
+
+    name: ClassVar[str] = "mxfp8"
+
+    fp8_format: Literal["e4m3", "hybrid"] = "e4m3"
+    defer_backward_quant: bool = False
+    defer_operands: Literal["weight", "all"] = "weight"
+
+    def __post_init__(self) -> None:
+        if self.fp8_format not in FORMATS:
+            raise ValueError(f"fp8_format={self.fp8_format!r}: mxfp8 takes one of {', '.join(FORMATS)}")
+        if self.defer_operands not in DEFER_OPERANDS:
+            raise ValueError(
+                f"defer_operands={self.defer_operands!r}: expected one of {', '.join(DEFER_OPERANDS)}"
+            )
+
+    def defers(self, role: Role) -> bool:
+        return self.defer_backward_quant and (role == "weight" or self.defer_operands == "all")
+
+    def _element_dtype(self, role: Role) -> torch.dtype:
+        return torch.float8_e5m2 if role == "grad" and self.fp8_format == "hybrid" else torch.float8_e4m3fn
+
+    def quantize(self, x: Tensor, role: Role, axes: Sequence[int]) -> dict[int, Operand]:
+        dst_type = self._element_dtype(role)
+        # The dual-axis operator reads x once, but takes 16-bit tensors only.
+        if len(axes) == 2 and x.dtype != torch.float32:
+            last, last_scale, second, second_scale = ops.dynamic_mx_quant_with_dual_axis(x, dst_type=dst_type)
+            return {-1: Operand(last, last_scale), -2: Operand(second, second_scale)}
+        return {axis: _quantize_axis(x, axis, dst_type) for axis in axes}
+
+    def quantize_groups(self, x: Tensor, role: Role, group_list: Tensor) -> Operand:
+        dst_type = self._element_dtype(role)
+        if x.dtype == torch.float32:
+            return _quantize_groups_fp32(x, group_list, dst_type)
+        return Operand(*ops.grouped_dynamic_mx_quant(x, group_list.to(torch.int32), dst_type=dst_type))
+
+    def slice_group(self, x: Operand, group: int, start: int, end: int) -> Operand:
+        first = start // _ROWS_PER_SCALE + group
+        scale_rows = -(-(end - start) // _ROWS_PER_SCALE)
+        return Operand(x.data[start:end], x.scale[first : first + scale_rows])
+
+    def matmul(
+        self, left: Operand, right: Operand, out_dtype: torch.dtype, bias: Tensor | None = None
+    ) -> Tensor:
+        return ops.quant_matmul(
+            left.data,
+            right.data,
+            right.scale,
+            pertoken_scale=left.scale,
+            bias=None if bias is None else bias.float(),  # added to the fp32 sums, before they are rounded
+            output_dtype=out_dtype,
+            scale_dtype=_E8M0,
+            pertoken_scale_dtype=_E8M0,
+            group_sizes=_MX_GROUP_SIZES,
+        )
+
+    def matmul_add_(self, acc: Tensor, left: Operand, right: Operand) -> None:
+        ops.add_quant_matmul_(
+            acc,
+            left.data,
+            right.data,
+            right.scale,
+            x1_scale=left.scale,
+            group_sizes=_MX_GROUP_SIZES,
+            x1_scale_dtype=_E8M0,
+            x2_scale_dtype=_E8M0,
+        )
+
+    def grouped_matmul(
+        self, left: Operand, right: Operand, group_list: Tensor, out_dtype: torch.dtype
+    ) -> Tensor:
+        return _grouped_matmul(left, right, group_list, out_dtype, group_type=0)
+
+    def grouped_wgrad(
+        self, left: Operand, right: Operand, group_list: Tensor, out_dtype: torch.dtype
+    ) -> Tensor:
+        return _grouped_matmul(left, right, group_list, out_dtype, group_type=2)
+
+    def grouped_wgrad_add_(self, acc: Tensor, left: Operand, right: Operand, group_list: Tensor) -> None:
+        ops.add_quant_gmm_(
+            acc,
+            left.data,
+            right.data,
+            right.scale,
+            group_list,
+            x1_scale=left.scale,
+            x1_scale_dtype=_E8M0,
+            x2_scale_dtype=_E8M0,
+        )
+
+
+def _grouped_matmul(
+    left: Operand, right: Operand, group_list: Tensor, out_dtype: torch.dtype, group_type: int
+) -> Tensor:
+    (out,) = ops.grouped_matmul(
+        [left.data],
+        [right.data],
+        scale=[right.scale],
+        per_token_scale=[left.scale],
+        group_list=group_list,
+        split_item=3,
+        group_type=group_type,
+        output_dtype=out_dtype,
+        scale_dtype=_E8M0,
+        per_token_scale_dtype=_E8M0,
+    )
+    return out
+
+
+def _quantize_axis(x: Tensor, axis: int, dst_type: torch.dtype) -> Operand:
+    length = x.shape[axis]
+    if x.dtype == torch.float32 and 0 < length < _BLOCK:
+        # The operator wants a whole block of an fp32 tensor. Zeros change neither scale nor codes.
+        missing = _BLOCK - length
+        padded = F.pad(x, (0, missing) if axis == -1 else (0, 0, 0, missing))
+        data, scale = ops.dynamic_mx_quant(padded, axis=axis, dst_type=dst_type)
+        return Operand(data.narrow(axis, 0, length), scale)
+    return Operand(*ops.dynamic_mx_quant(x, axis=axis, dst_type=dst_type))
+
+
+def _quantize_groups_fp32(x: Tensor, group_list: Tensor, dst_type: torch.dtype) -> Operand:
+    """Group by group, in the layout of `grouped_dynamic_mx_quant`, which takes 16-bit tensors only."""
+    rows, width = x.shape
+    data = torch.empty_like(x, dtype=dst_type)
+    scale = x.new_zeros((rows // _ROWS_PER_SCALE + len(group_list), width, 2), dtype=torch.uint8)
+    start = 0
+    for group, end in enumerate(group_list.tolist()):
+        if end > start:
+            part = _quantize_axis(x[start:end], -2, dst_type)
+            first = start // _ROWS_PER_SCALE + group
+            data[start:end] = part.data
+            scale[first : first + len(part.scale)] = part.scale
+        start = end
+    return Operand(data, scale)

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Set everything up, then train one small GPT three times on the source text of Python's standard library:
+# in bf16, in MXFP8, and in MXFP8 with deferred backward quantization. Ends with a table and a plot.
+#
+# STEPS (default 200) shortens or lengthens the runs; OUTPUT names the folder for data, logs and plot.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/setup_env.sh
+setup_env megatron,quickstart
+
+STEPS=${STEPS:-200}
+OUTPUT=${OUTPUT:-output/quickstart}
+mkdir -p "$OUTPUT"
+
+if [ ! -f "$OUTPUT/stdlib_text_document.idx" ]; then
+    python scripts/prepare_data.py --output "$OUTPUT/stdlib" --max-bytes 8000000
+fi
+
+MODEL=(
+    --num-layers 4 --hidden-size 256 --num-attention-heads 4
+    --seq-length 256 --max-position-embeddings 256
+    --transformer-impl local
+)
+DATA=(
+    --data-path "$OUTPUT/stdlib_text_document" --split 98,1,1
+    --tokenizer-type NullTokenizer --vocab-size 256
+)
+TRAINING=(
+    --train-iters "$STEPS" --micro-batch-size 4 --global-batch-size 4
+    --lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.1
+    --weight-decay 0.1 --clip-grad 1.0 --bf16 --seed 1234
+    --log-interval 10 --eval-interval "$STEPS" --eval-iters 4
+)
+
+train() { # NAME FLAGS...
+    local name=$1
+    shift
+    echo
+    echo "=== $name: pretrain_gpt.py $*"
+    # The whole of Megatron's output is in the log; here, its progress and what this project says.
+    python scripts/pretrain_gpt.py "${MODEL[@]}" "${DATA[@]}" "${TRAINING[@]}" "$@" 2>&1 |
+        tee "$OUTPUT/$name.log" |
+        { grep --line-buffered -E "iteration +[0-9]+/|validation loss|MX|emulated|saved for backward" || true; } || {
+        echo "the run stopped; the end of $OUTPUT/$name.log:"
+        tail -n 20 "$OUTPUT/$name.log"
+        exit 1
+    }
+}
+
+train bf16
+train mxfp8 --fp8-format e4m3 --fp8-recipe mxfp8
+train mxfp8-deferred --fp8-format e4m3 --fp8-recipe mxfp8 --mxfp8-defer-backward-quant
+
+echo
+python scripts/compare_runs.py --plot "$OUTPUT/loss.png" \
+    "bf16=$OUTPUT/bf16.log" "mxfp8=$OUTPUT/mxfp8.log" "mxfp8, deferred=$OUTPUT/mxfp8-deferred.log"

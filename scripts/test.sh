@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Set up what the tests need, then run the linter and all tests. Arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/setup_env.sh
+setup_env megatron,test
+
+ruff check .
+ruff format --check .
+# Two processes of one thread each: the tests that start training jobs bring processes of their own.
+OMP_NUM_THREADS=1 python -m pytest --numprocesses "${TEST_PROCESSES:-2}" "$@"

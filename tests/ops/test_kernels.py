@@ -1,0 +1,166 @@
+"""The C++ kernels equal the reference to the last bit, at every CPU level that runs here."""
+
+import pytest
+import torch
+
+from mindspeed_lowp.ops import kernels, layout, reference
+from tests.ops.data import (
+    ALGORITHMS,
+    FLOATS,
+    FLOATS_AND_FP32,
+    FORMATS,
+    assert_same_bytes,
+    cpu_level,
+    normal,
+    wide_range,
+)
+
+pytestmark = pytest.mark.skipif(not kernels.available(), reason="the C++ kernels are not built")
+
+SHAPES = [
+    (1,),
+    (33,),
+    (1, 1),
+    (64, 64),
+    (100, 70),
+    (33, 2050),
+    (130, 31),
+    (5, 3, 7),
+    (2, 40, 3, 5),
+    (0, 5),
+    (5, 0),
+]
+
+
+@pytest.fixture(params=[cpu_level(level) for level in kernels.LEVELS])
+def level(request):
+    """Kernels of one level for the duration of a test."""
+    kernels.use_level(request.param)
+    yield request.param
+    kernels.use_level(kernels.supported_levels()[0])
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def assert_all_same(actual, expected):
+    for a, e in zip(actual, expected, strict=True):
+        assert_same_bytes(a, e)
+
+
+def sample(shape, dtype):
+    x = wide_range(shape, dtype)
+    if x.numel() > 40:
+        x.view(-1)[7], x.view(-1)[-1] = float("nan"), float("-inf")
+    return x
+
+
+@pytest.mark.parametrize("alg", ALGORITHMS)
+@pytest.mark.parametrize("info", FORMATS)
+@pytest.mark.parametrize("dtype", FLOATS_AND_FP32)
+def test_single_axis(level, dtype, info, alg):
+    for shape in SHAPES:
+        x = sample(shape, dtype)
+        for axis in range(len(shape)):
+            arguments = (x, axis, info.dtype, alg)
+            assert_all_same(kernels.dynamic_mx_quant(*arguments), reference.dynamic_mx_quant(*arguments))
+
+
+@pytest.mark.parametrize("alg", ALGORITHMS)
+@pytest.mark.parametrize("info", FORMATS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_dual_axis(level, dtype, info, alg):
+    for shape in SHAPES[2:]:
+        arguments = (sample(shape, dtype), info.dtype, alg)
+        assert_all_same(
+            kernels.dynamic_mx_quant_with_dual_axis(*arguments),
+            reference.dynamic_mx_quant_with_dual_axis(*arguments),
+        )
+
+
+@pytest.mark.parametrize("alg", ALGORITHMS)
+@pytest.mark.parametrize("info", FORMATS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_grouped(level, dtype, info, alg):
+    for columns in (1, 70, 1030):
+        x = sample((200, columns), dtype)
+        for ends in ([200], [0, 200], [0, 0, 31, 31, 96, 160, 200, 200], [1, 2, 3, 200]):
+            arguments = (x, torch.tensor(ends), info.dtype, alg)
+            assert_all_same(
+                kernels.grouped_dynamic_mx_quant(*arguments), reference.grouped_dynamic_mx_quant(*arguments)
+            )
+
+
+def test_threads_change_nothing(level, threads):
+    """Large enough to be split; a number of rows that no split divides."""
+    x = normal((1031, 1100))
+    for axis in (0, 1):
+        arguments = (x, axis, torch.float8_e4m3fn, 0)
+        assert_all_same(kernels.dynamic_mx_quant(*arguments), reference.dynamic_mx_quant(*arguments))
+    arguments = (x, torch.float8_e4m3fn, 0)
+    dual = kernels.dynamic_mx_quant_with_dual_axis(*arguments)
+    assert_all_same(dual, reference.dynamic_mx_quant_with_dual_axis(*arguments))
+    for codes, mxscale, axis in ((*dual[:2], 1), (*dual[2:], 0)):
+        arguments = (codes, mxscale, axis, torch.float32)
+        assert_same_bytes(kernels.anti_mx_quant(*arguments), reference.anti_mx_quant(*arguments))
+    arguments = (x, torch.tensor([0, 500, 777, 777, 1031]), torch.float8_e4m3fn, 0)
+    assert_all_same(
+        kernels.grouped_dynamic_mx_quant(*arguments), reference.grouped_dynamic_mx_quant(*arguments)
+    )
+
+
+def assert_same_values(actual, expected):
+    """Same bits, except that one NaN is as good as another."""
+    assert torch.equal(actual.isnan(), expected.isnan())
+    assert_same_bytes(actual.nan_to_num(0.0), expected.nan_to_num(0.0))
+
+
+@pytest.mark.parametrize("dtype", FLOATS_AND_FP32)
+@pytest.mark.parametrize("info", FORMATS)
+def test_dequantization_of_every_code_under_every_scale(level, info, dtype):
+    codes = torch.arange(256).to(torch.uint8).expand(256 * 32, 256).contiguous().view(info.dtype)
+    byte = torch.arange(256).to(torch.uint8)
+    mxscale = layout.interleave(byte.view(1, 256, 1).expand(1, 256, 256).contiguous())[0]
+    expected = reference.anti_mx_quant(codes, mxscale, 0, dtype)
+    assert_same_values(kernels.anti_mx_quant(codes, mxscale, 0, dtype), expected)
+    actual = kernels.anti_mx_quant(codes.t().contiguous(), mxscale.transpose(0, 1).contiguous(), 1, dtype)
+    assert_same_values(actual.t(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(1, 1), (8, 8), (64, 64), (33, 300), (200, 37), (40, 1), (1, 40)], ids=str)
+def test_dequantization_reads_any_layout_in_place(level, shape, dtype):
+    generator = torch.Generator().manual_seed(0)
+    raw = torch.randint(0, 0x7F, shape, dtype=torch.uint8, generator=generator)
+    for axis in (0, 1):
+        mxscale = torch.randint(
+            90, 160, layout.scale_shape(shape, axis), dtype=torch.uint8, generator=generator
+        )
+        expected = reference.anti_mx_quant(raw.view(torch.float8_e4m3fn), mxscale, axis, dtype)
+        wide = torch.nn.functional.pad(raw, (3, 5, 1, 1))[1:-1, 3:-5]
+        tall = torch.nn.functional.pad(raw.t(), (3, 5, 1, 1))[1:-1, 3:-5].t()
+        strided = raw.repeat_interleave(2, dim=1)[:, ::2]
+        for codes in (raw, raw.t().contiguous().t(), wide, tall, strided):
+            for scales in (mxscale, mxscale.transpose(0, 1).contiguous().transpose(0, 1)):
+                actual = kernels.anti_mx_quant(codes.view(torch.float8_e4m3fn), scales, axis, dtype)
+                assert_same_bytes(actual, expected)
+
+
+def test_dequantization_of_more_dimensions(level):
+    x = normal((2, 70, 3, 40))
+    for axis in range(4):
+        codes, mxscale = reference.dynamic_mx_quant(x, axis, torch.float8_e4m3fn, 0)
+        arguments = (codes, mxscale, axis, torch.float32)
+        assert_same_bytes(kernels.anti_mx_quant(*arguments), reference.anti_mx_quant(*arguments))
+
+
+def test_an_unknown_level_is_refused():
+    with pytest.raises(
+        ValueError, match=r"CPU level 'v9' \(LOWP_CPU_LEVEL\) is not supported here; use .*base"
+    ):
+        kernels.use_level("v9")
