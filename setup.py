@@ -14,7 +14,9 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 CSRC = "mindspeed_lowp/csrc"
-FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-trapping-math", "-fvisibility=hidden", "-pthread"]
+FLAGS = ["-std=c++17", "-O3", "-g0", "-pthread", "-fvisibility=hidden"]
+FLAGS += ["-ffp-contract=off"]  # the same bits from every compiler and level
+FLAGS += ["-fno-trapping-math"]  # lets loops with float selects be vectorized; values stay the same
 # The kernels are compiled once for each level and chosen at run time. "base" is whatever the compiler targets
 # by default.
 LEVELS = {"base": []}
@@ -62,7 +64,9 @@ setup(
         Extension(
             "mindspeed_lowp.ops._kernels",
             sources=[f"{CSRC}/dispatch.cpp"],
-            depends=[f"{CSRC}/kernels.h", f"{CSRC}/kernels.cpp"],
+            depends=[
+                f"{CSRC}/{name}" for name in ("kernels.cpp", "kernels.h", "formats.h", "quant.h", "dequant.h")
+            ],
             extra_compile_args=FLAGS,
             extra_link_args=["-pthread"],
             language="c++",

@@ -30,6 +30,7 @@ def count_saved_bytes(*parameters: Tensor) -> Iterator[SavedBytes]:
     """
     storages = (parameter.untyped_storage() for parameter in parameters)
     seen = {storage.data_ptr(): storage for storage in storages}
+    known = {_place(parameter): parameter for parameter in parameters}
     saved = SavedBytes()
 
     def pack(tensor: Tensor) -> Tensor:
@@ -37,7 +38,12 @@ def count_saved_bytes(*parameters: Tensor) -> Iterator[SavedBytes]:
         if storage.data_ptr() not in seen:
             seen[storage.data_ptr()] = storage  # held, so that no other storage takes its address
             saved.total += storage.nbytes()
-        return tensor
+        # Backward gets a Parameter back as the same object, with what Megatron keeps on it (main_grad, ...).
+        return known.get(_place(tensor), tensor)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield saved
+
+
+def _place(tensor: Tensor) -> tuple:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()

@@ -28,7 +28,7 @@ _SAVED = re.compile(r"saved for backward in one micro-batch: (\d+) bytes")
 
 @dataclass
 class Run:
-    """What a log tells: the logged steps, the loss and the milliseconds of each, the bytes kept for backward."""
+    """What a log tells: loss and milliseconds of each logged step, and the bytes kept for backward."""
 
     name: str
     steps: list[int]
@@ -99,7 +99,9 @@ def plot(runs: list[Run], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", nargs="+", metavar="NAME=LOG")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="where the loss curves go")
     arguments = parser.parse_args()

@@ -10,6 +10,7 @@ import mindspeed_lowp.adaptor  # noqa: F401, I001 - patches Megatron, so it come
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.core.utils import get_attr_wrapped_model
-from megatron.training import get_args, get_timers, pretrain
+from megatron.training import get_args, get_timers, pretrain, print_rank_0
 from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.utils import (
     get_batch_on_this_cp_rank,
@@ -32,6 +33,10 @@ from megatron.training.utils import (
     get_blend_and_blend_per_split,
     is_first_or_last_pipeline_stage,
 )
+
+from mindspeed_lowp.memory import count_saved_bytes
+
+_saved_bytes_known = False
 
 # What Megatron-LM's own script does for these flags is not done here.
 UNSUPPORTED = (
@@ -101,8 +106,22 @@ def forward_step(data_iterator: Iterator, model: torch.nn.Module) -> tuple[torch
     vp_stage = get_attr_wrapped_model(model, "vp_stage")
     tokens, labels, loss_mask, attention_mask, position_ids = get_batch(data_iterator, vp_stage)
     timers("batch-generator").stop()
-    output = model(tokens, position_ids, attention_mask, labels=labels, loss_mask=loss_mask)
+    with saved_bytes_reported(model):
+        output = model(tokens, position_ids, attention_mask, labels=labels, loss_mask=loss_mask)
     return output, partial(loss_func, loss_mask)
+
+
+@contextmanager
+def saved_bytes_reported(model: torch.nn.Module) -> Iterator[None]:
+    """Say for the first micro-batch of training how much its forward pass keeps for backward."""
+    global _saved_bytes_known
+    if _saved_bytes_known or not torch.is_grad_enabled():
+        yield
+        return
+    _saved_bytes_known = True
+    with count_saved_bytes(*model.parameters()) as saved:
+        yield
+    print_rank_0(f"saved for backward in one micro-batch: {saved.total} bytes")
 
 
 def get_batch(data_iterator: Iterator, vp_stage: int | None) -> tuple[torch.Tensor | None, ...]:

@@ -23,7 +23,8 @@ bool supported(const char* level) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
 #ifdef LOWP_HAVE_v3
-    bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+    bool v3 =
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
     if (!strcmp(level, "v3")) return v3;
 #endif
 #ifdef LOWP_HAVE_v4
@@ -36,7 +37,7 @@ bool supported(const char* level) {
     return false;
 }
 
-const Kernels* table(const char* level) {
+const Kernels* table([[maybe_unused]] const char* level) {
 #ifdef LOWP_HAVE_v4
     if (!strcmp(level, "v4")) return &kernels_v4;
 #endif
@@ -48,8 +49,9 @@ const Kernels* table(const char* level) {
 
 // Runs f(first, last) over [0, tasks) on up to `threads` threads, at least kGrain elements each.
 //
-// Threads are started for each call rather than kept: a pool would be lost in a forked child (data loaders, checkpoint
-// writers) and would stand idle beside torch's own. Starting one takes about as long as quantizing kGrain / 10 elements.
+// Threads are started for each call rather than kept: a pool would be lost in a forked child (data loaders,
+// checkpoint writers) and would stand idle beside torch's own. Starting one takes about as long as quantizing
+// kGrain / 10 elements.
 constexpr int64_t kGrain = 256 * 1024;
 
 template <class F>
@@ -68,12 +70,14 @@ void parallel(int64_t tasks, int64_t elements, int threads, F f) {
     for (auto& thread : others) thread.join();
 }
 
-// Asks for huge pages under a large output. Fresh memory is handed out page by page as it is first written, and for the
-// operand of a GEMM, written once and read once, that costs several times more than the dequantization itself.
+// Asks for huge pages under a large output. Fresh memory is handed out page by page as it is first written,
+// and for the operand of a GEMM, written once and read once, that costs several times more than the
+// dequantization itself.
 void prefer_huge_pages([[maybe_unused]] void* out, [[maybe_unused]] int64_t bytes) {
 #ifdef MADV_HUGEPAGE
-    constexpr uintptr_t page = 4096, large = 8 << 20;
-    uintptr_t first = (uintptr_t(out) + page - 1) / page * page, last = (uintptr_t(out) + bytes) / page * page;
+    constexpr uintptr_t page = 64 * 1024, large = 8 << 20;  // a multiple of every page size in use
+    uintptr_t first = (uintptr_t(out) + page - 1) / page * page,
+              last = (uintptr_t(out) + bytes) / page * page;
     if (uintptr_t(bytes) >= large) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
 #endif
 }
@@ -108,8 +112,8 @@ LOWP_API int lowp_supports(const char* level) { return supported(level); }
 LOWP_API void lowp_use(const char* level) { active = table(level); }
 
 // x [outer, n, inner]: blocks along n. inner == 1 is the last axis.
-LOWP_API void lowp_mx_quant(const void* x, uint8_t* y, uint8_t* scale, int64_t outer, int64_t n, int64_t inner, int input,
-                            int format, int scale_alg, int threads) {
+LOWP_API void lowp_mx_quant(const void* x, uint8_t* y, uint8_t* scale, int64_t outer, int64_t n,
+                            int64_t inner, int input, int format, int scale_alg, int threads) {
     Quant q{x, y, scale, nullptr, nullptr, outer, n, inner, input, format, scale_alg};
     prefer_huge_pages(y, outer * n * inner);
     if (inner == 1) {
@@ -121,18 +125,20 @@ LOWP_API void lowp_mx_quant(const void* x, uint8_t* y, uint8_t* scale, int64_t o
 }
 
 // x [outer, rows, cols]: y, scale along cols; y2, scale2 along rows.
-LOWP_API void lowp_mx_quant_dual(const void* x, uint8_t* y, uint8_t* scale, uint8_t* y2, uint8_t* scale2, int64_t outer,
-                                 int64_t rows, int64_t cols, int input, int format, int scale_alg, int threads) {
+LOWP_API void lowp_mx_quant_dual(const void* x, uint8_t* y, uint8_t* scale, uint8_t* y2, uint8_t* scale2,
+                                 int64_t outer, int64_t rows, int64_t cols, int input, int format,
+                                 int scale_alg, int threads) {
     Quant q{x, y, scale, y2, scale2, outer, rows, cols, input, format, scale_alg};
     prefer_huge_pages(y, outer * rows * cols);
     prefer_huge_pages(y2, outer * rows * cols);
     run_pairs(q, active->quant_dual, threads);
 }
 
-// x [rows, cols]: blocks along rows, restarting at each group. `scale` must be zeroed: rows between groups are not
-// written.
-LOWP_API void lowp_mx_quant_grouped(const void* x, uint8_t* y, uint8_t* scale, const int64_t* ends, int64_t groups,
-                                    int64_t rows, int64_t cols, int input, int format, int scale_alg, int threads) {
+// x [rows, cols]: blocks along rows, restarting at each group. `scale` must be zeroed: rows between groups
+// are not written.
+LOWP_API void lowp_mx_quant_grouped(const void* x, uint8_t* y, uint8_t* scale, const int64_t* ends,
+                                    int64_t groups, int64_t rows, int64_t cols, int input, int format,
+                                    int scale_alg, int threads) {
     Quant q{x, y, scale, nullptr, nullptr, 1, rows, cols, input, format, scale_alg};
     prefer_huge_pages(y, rows * cols);
     int64_t chunks = ceil_div(cols, kChunk), pairs = 0;
@@ -151,10 +157,10 @@ LOWP_API void lowp_mx_quant_grouped(const void* x, uint8_t* y, uint8_t* scale, c
     });
 }
 
-LOWP_API void lowp_mx_dequant(const uint8_t* codes, const uint8_t* scale, void* out, int64_t batch, int64_t rows,
-                              int64_t cols, int64_t batch_stride, int64_t row_stride, int64_t col_stride,
-                              int64_t scale_batch, int64_t scale_pair, int64_t scale_line, int64_t scale_byte, int axis,
-                              int format, int output, int threads) {
+LOWP_API void lowp_mx_dequant(const uint8_t* codes, const uint8_t* scale, void* out, int64_t batch,
+                              int64_t rows, int64_t cols, int64_t batch_stride, int64_t row_stride,
+                              int64_t col_stride, int64_t scale_batch, int64_t scale_pair, int64_t scale_line,
+                              int64_t scale_byte, int axis, int format, int output, int threads) {
     Dequant d{codes,      scale,       out,        batch,      rows,       cols, batch_stride, row_stride,
               col_stride, scale_batch, scale_pair, scale_line, scale_byte, axis, format,       output};
     prefer_huge_pages(out, batch * rows * cols * (output == kF32 ? 4 : 2));

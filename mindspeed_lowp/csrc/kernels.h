@@ -1,8 +1,8 @@
 // Arguments of the CPU kernels, and the table of functions that each CPU level provides.
 //
-// kernels.cpp is compiled once for each level, in a namespace of its own; dispatch.cpp picks a table at run time and
-// splits the tasks among threads. Sizes and strides count elements and are int64_t throughout: tensors may hold more
-// than 2^31 of them.
+// kernels.cpp is compiled once for each level, in a namespace of its own; dispatch.cpp picks a table at run
+// time and splits the tasks among threads. Sizes and strides count elements and are int64_t throughout:
+// tensors may hold more than 2^31 of them.
 
 #pragma once
 
@@ -36,9 +36,10 @@ struct RowPair {
     int64_t scale_row;  // row of scale
 };
 
-// A batch of matrices [rows, cols], with blocks along rows (axis 0) or cols (axis 1), to a row-major output of the same
-// shape. One of row_stride and col_stride is 1. The scale of block b and line l (a column for axis 0, a row for axis 1)
-// is at batch * scale_batch + b / 2 * scale_pair + b % 2 * scale_byte + l * scale_line.
+// A batch of matrices [rows, cols], with blocks along rows (axis 0) or cols (axis 1), to a row-major output
+// of the same shape. One of row_stride and col_stride is 1. The scale of block b and line l (a column for
+// axis 0, a row for axis 1) is at batch * scale_batch + b / 2 * scale_pair + b % 2 * scale_byte + l *
+// scale_line.
 struct Dequant {
     const uint8_t* codes;
     const uint8_t* scale;

@@ -36,8 +36,7 @@ def dynamic_mx_quant(
     saturate. A tail block shorter than 32 counts its missing elements as 0; a block of zeros has scale byte
     0. A block holding NaN or Inf has scale byte 0xFF and elements +0, so that its products are NaN.
 
-    The scale follows the exact largest magnitude. (The vendor's golden takes a log2 in fp32, which rounds
-    fp32 values just below a power of two up to it; its kernels read the exponent bits, as is done here.)
+    The scale follows the exact largest magnitude, for fp32 too: nothing goes through bf16 first.
 
     Args:
         x: bf16, fp16 or fp32, 1 to 7 dimensions, any memory layout; may be empty. fp32 needs at least 32

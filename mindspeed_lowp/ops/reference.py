@@ -17,8 +17,7 @@ def _fp32_bits(x: Tensor) -> Tensor:
 def shared_scale(amax: Tensor, info: FormatInfo, scale_alg: int) -> Tensor:
     """E8M0 scale bytes (int32) for blocks' largest magnitudes ``amax`` (fp32); 0xFF where not finite."""
     if scale_alg == 0:
-        # floor(log2(amax)) is the exponent field itself. A log2 in fp32 rounds values just below a power of
-        # two up to it; the field does not.
+        # The exponent field is floor(log2(amax)) exactly; torch.log2 rounds up just below a power of two.
         byte = ((_fp32_bits(amax) >> 23) - info.emax).clamp(min=0)
     else:
         bits = _fp32_bits(amax / info.max)

@@ -4,10 +4,11 @@
 host's and whose kernels are PyTorch's CPU kernels. It follows `torch_npu.contrib.transfer_to_npu`: names
 are redirected, the training script and Megatron's files stay as they are.
 
-    device         torch.cuda calls, streams and events, `device="cuda"`, `.cuda()` random_state   the
-    CUDA generator, separate from the host's distributed    NCCL process groups become gloo ones gemm
-    fast bf16 and fp16 matrix products on CPUs without bf16 instructions megatron       norms, jit
-    fusion, fused kernels, optimizer state: what Megatron takes from Apex or CUDA
+    device         torch.cuda calls, streams and events, `device="cuda"`, `.cuda()`
+    random_state   the CUDA generator, separate from the host's
+    distributed    NCCL process groups become gloo ones
+    gemm           fast bf16 and fp16 matrix products on CPUs without bf16 instructions
+    megatron       norms, fused kernels, optimizer state: what Megatron takes from Apex or CUDA
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 import importlib.util
 
 import torch
+
+from mindspeed_lowp.ops.gemm import bf16_gemm_is_native
 
 _installed = False
 
@@ -34,7 +37,7 @@ def install() -> None:
     device.install()
     random_state.install()
     distributed.install()
-    if not gemm.has_native_bf16():
+    if not bf16_gemm_is_native():
         gemm.install()
     if importlib.util.find_spec("megatron") is not None:
         from mindspeed_lowp.runtime import megatron
@@ -48,5 +51,7 @@ def is_installed() -> bool:
 
 
 def has_accelerator() -> bool:
-    """True where a CUDA device or an Ascend NPU can be used."""
+    """True where a CUDA device or an Ascend NPU can be used; the emulated one does not count."""
+    if _installed:
+        return False
     return torch.cuda.is_available() or (hasattr(torch, "npu") and torch.npu.is_available())

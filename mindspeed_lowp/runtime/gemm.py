@@ -27,11 +27,6 @@ _HALF_TYPES = (torch.bfloat16, torch.float16)
 _library: torch.library.Library | None = None
 
 
-def has_native_bf16() -> bool:
-    """True where PyTorch's bf16 matrix products run on bf16 instructions."""
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
 def install() -> None:
     """Replace the CPU kernels of the matrix products; fp32 and other types keep the original ones."""
     global _library

@@ -46,7 +46,8 @@ def _seeded_by_host(init: Callable[..., None], generator: torch.Generator) -> Ca
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("generator") is None:
             kwargs["generator"] = generator
-        kwargs["pin_memory"] = False  # torch warns that there is no accelerator to pin memory for
+        if "pin_memory" in kwargs:
+            kwargs["pin_memory"] = False  # torch warns that there is no accelerator to pin memory for
         init(self, *args, **kwargs)
 
     return wrapper

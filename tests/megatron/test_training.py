@@ -89,7 +89,7 @@ def test_start_up_says_what_was_done(tmp_path):
     "flags",
     [
         pytest.param("--hidden-size 72 --ffn-hidden-size 100 --seq-length 21", id="tail-blocks"),
-        pytest.param("--num-experts 4 --moe-router-topk 2", id="sequential-experts"),
+        pytest.param("--num-experts 4 --moe-router-topk 2 --swiglu --disable-bias-linear", id="sequential"),
         pytest.param(
             "--num-experts 4 --moe-grouped-gemm --disable-bias-linear --swiglu", id="swiglu-experts"
         ),

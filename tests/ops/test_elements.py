@@ -14,7 +14,7 @@ ALL_BF16 = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.b
 
 
 def transcription(x: Tensor, info, alg: int) -> tuple[np.ndarray, np.ndarray]:
-    """Blocks ``[n, up to 32]`` by the formulas of the documents, in float64 (no product or quotient here rounds)."""
+    """Blocks ``[n, up to 32]`` by the documents' formulas, in float64, where none of the products rounds."""
     x = x.double().numpy()
     amax = np.abs(x).max(axis=1)  # NaN if any element is
     broken = ~np.isfinite(amax)

@@ -67,7 +67,7 @@ def test_split_m(ends, output_dtype):
 
 
 def split_k_operands(ends):
-    """Codes as the layers make them: quantized over the groups' rows, in buffers with poisoned surplus rows."""
+    """Codes and scales quantized over the groups' rows, in buffers whose surplus rows are poisoned."""
     used, group_list = ends[-1], torch.tensor(ends)
     operands = []
     for width, dtype, seed in ((K, E4M3, 0), (N, E5M2, 1)):

@@ -20,10 +20,11 @@ def gemm_precision(request, monkeypatch):
 
 
 def assert_close_to_exact(actual: Tensor, a: Tensor, b: Tensor, bias: Tensor | float = 0.0) -> None:
-    """``actual`` equals ``a @ b + bias`` (float64, exact operands) within K roundings in fp32 and one at the end.
+    """``actual`` equals ``a @ b + bias`` (float64, exact operands) within K roundings in fp32 and one at the
+    end.
 
-    A sum of K products in fp32, in any order, is off by at most ``(K - 1) u sum |a b| / (1 - K u)``, u = 2**-24;
-    products of MXFP8 values have at most 8 significant bits and are exact. The bias adds a rounding.
+    A sum of K products in fp32, in any order, is off by at most ``(K - 1) u sum |a b| / (1 - K u)``, u =
+    2**-24; products of MXFP8 values have at most 8 significant bits and are exact. The bias adds a rounding.
     """
     exact = a @ b + bias
     count = a.shape[-1] + 1

@@ -1,4 +1,4 @@
-"""The operators in torch's own machinery: opcheck, FakeTensor, torch.compile, and life without the C++ library."""
+"""The operators in torch's machinery: opcheck, FakeTensor, torch.compile, and without the C++ library."""
 
 import subprocess
 import sys
@@ -109,7 +109,8 @@ with warnings.catch_warnings(record=True) as caught:
     x = torch.arange(64).bfloat16()[None]
     for _ in range(2):
         y, mxscale = ops.dynamic_mx_quant(x, dst_type=torch.float8_e4m3fn)
-        out = ops.quant_matmul(y, y.t(), mxscale.transpose(0, 1), pertoken_scale=mxscale, output_dtype=torch.float32)
+        scale = mxscale.transpose(0, 1)
+        out = ops.quant_matmul(y, y.t(), scale, pertoken_scale=mxscale, output_dtype=torch.float32)
         print(out.item())
 assert not kernels.available() and kernels.supported_levels() == []
 print(*[str(w.message) for w in caught if "mindspeed_lowp" in str(w.message)], sep="\\n")

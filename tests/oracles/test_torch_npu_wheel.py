@@ -1,8 +1,9 @@
 """What ops/npu.py calls, against the torch_npu wheel: read, never imported.
 
-The wheel is looked for where TORCH_NPU_WHEEL points (a wheel file, or a folder that holds the unpacked `torch_npu`),
-else downloaded once into pytest's cache. Its schemas are parsed by torch and its meta functions run under a stand-in
-for the `torch_npu` module, so that every call is checked as FakeTensor on an NPU machine would check it.
+The wheel is looked for where TORCH_NPU_WHEEL points (a wheel file, or a folder that holds the unpacked
+`torch_npu`), else downloaded once into pytest's cache. Its schemas are parsed by torch and its meta functions
+run under a stand-in for the `torch_npu` module, so that every call is checked as FakeTensor on an NPU machine
+would check it.
 """
 
 import ast
@@ -61,7 +62,7 @@ def definitions(source: str) -> dict[str, ast.stmt]:
 
 
 def meta_functions(source: str, operators: list[str]) -> dict[str, Callable]:
-    """The meta functions of these operators, with all that they use, in a scope that has a stand-in torch_npu."""
+    """The meta functions of these operators, with all they use, in a scope with a stand-in torch_npu."""
     found = definitions(source)
     wanted: dict[int, ast.stmt] = {}
     todo = list(operators)

@@ -1,7 +1,7 @@
 """torchao's `to_mx` (FLOOR, the OCP scale), an independent implementation of MX blocks.
 
-Compared where its conventions are ours: blocks of finite elements with a scale byte above 0. Below, torchao divides by
-2**-126 instead of 2**-127; a block with NaN keeps its other elements there and is all zeros here.
+Compared where its conventions are ours: blocks of finite elements with a scale byte above 0. Below, torchao
+divides by 2**-126 instead of 2**-127; a block with NaN keeps its other elements there and is all zeros here.
 """
 
 import pytest
