@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_lowp.features.base import MINDSPEED_IS_HOST, Feature
 from mindspeed_lowp.features.command_line import add_option, find_option, nearest, stop, typed
-from mindspeed_lowp.features.hardware import is_ascend950_or_newer, npu_name
 from mindspeed_lowp.features.mxfp8_defer_backward_quant import defer_policy
+from mindspeed_lowp.ops.hardware import is_ascend950_or_newer, npu_name
 from mindspeed_lowp.recipes import RECIPES, get_recipe
 
 if TYPE_CHECKING:

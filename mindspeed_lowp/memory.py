@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 
-@dataclass
-class SavedBytes:
-    """The count of one `count_saved_bytes` block, in bytes."""
-
-    total: int = 0
-
-
-@contextmanager
-def count_saved_bytes(*parameters: Tensor) -> Iterator[SavedBytes]:
-    """Count the bytes that autograd saves for backward inside the block.
+def saved_bytes(output: Tensor, parameters: Iterable[Tensor] = ()) -> int:
+    """The bytes that autograd keeps for the backward pass of `output`.
 
     Each storage counts once and whole, however many views of it are saved; the storages of `parameters` do
-    not count, since they are alive anyway.
-
-    >>> with count_saved_bytes(weight) as saved:  # doctest: +SKIP
-    ...     y = lowp_linear(x, weight, None, recipe)
-    >>> saved.total  # doctest: +SKIP
+    not count, since they are alive anyway. The graph is only read: unlike saved-tensor hooks, this leaves
+    backward as it is, down to the identity of the Parameters that it finds.
     """
-    storages = (parameter.untyped_storage() for parameter in parameters)
-    seen = {storage.data_ptr(): storage for storage in storages}
-    known = {_place(parameter): parameter for parameter in parameters}
-    saved = SavedBytes()
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in seen:
-            seen[storage.data_ptr()] = storage  # held, so that no other storage takes its address
-            saved.total += storage.nbytes()
-        # Backward gets a Parameter back as the same object, with what Megatron keeps on it (main_grad, ...).
-        return known.get(_place(tensor), tensor)
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield saved
+    storages = {_address(parameter) for parameter in parameters}
+    total = 0
+    for tensor in _saved_tensors(output):
+        if _address(tensor) not in storages:
+            storages.add(_address(tensor))
+            total += tensor.untyped_storage().nbytes()
+    return total
 
 
-def _place(tensor: Tensor) -> tuple:
-    return tensor.data_ptr(), tensor.shape, tensor.stride()
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _saved_tensors(output: Tensor) -> Iterator[Tensor]:
+    """Every tensor saved by a node of the graph behind `output`."""
+    todo = [output.grad_fn]
+    seen = set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        todo += [function for function, _ in node.next_functions]
+        if isinstance(node, torch.autograd.function.BackwardCFunction):  # written in Python
+            saved = node.saved_tensors
+        else:
+            saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
+        for value in saved:
+            yield from (
+                v for v in (value if isinstance(value, tuple | list) else [value]) if isinstance(v, Tensor)
+            )

@@ -10,7 +10,6 @@ import mindspeed_lowp.adaptor  # noqa: F401, I001 - patches Megatron, so it come
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -34,9 +33,9 @@ from megatron.training.utils import (
     is_first_or_last_pipeline_stage,
 )
 
-from mindspeed_lowp.memory import count_saved_bytes
+from mindspeed_lowp.memory import saved_bytes
 
-_saved_bytes_known = False
+_saved_bytes_reported = False
 
 # What Megatron-LM's own script does for these flags is not done here.
 UNSUPPORTED = (
@@ -106,22 +105,18 @@ def forward_step(data_iterator: Iterator, model: torch.nn.Module) -> tuple[torch
     vp_stage = get_attr_wrapped_model(model, "vp_stage")
     tokens, labels, loss_mask, attention_mask, position_ids = get_batch(data_iterator, vp_stage)
     timers("batch-generator").stop()
-    with saved_bytes_reported(model):
-        output = model(tokens, position_ids, attention_mask, labels=labels, loss_mask=loss_mask)
+    output = model(tokens, position_ids, attention_mask, labels=labels, loss_mask=loss_mask)
+    report_saved_bytes(output, model)
     return output, partial(loss_func, loss_mask)
 
 
-@contextmanager
-def saved_bytes_reported(model: torch.nn.Module) -> Iterator[None]:
+def report_saved_bytes(output: torch.Tensor, model: torch.nn.Module) -> None:
     """Say for the first micro-batch of training how much its forward pass keeps for backward."""
-    global _saved_bytes_known
-    if _saved_bytes_known or not torch.is_grad_enabled():
-        yield
-        return
-    _saved_bytes_known = True
-    with count_saved_bytes(*model.parameters()) as saved:
-        yield
-    print_rank_0(f"saved for backward in one micro-batch: {saved.total} bytes")
+    global _saved_bytes_reported
+    if output.requires_grad and not _saved_bytes_reported:
+        _saved_bytes_reported = True
+        saved = saved_bytes(output, model.parameters())
+        print_rank_0(f"saved for backward in one micro-batch: {saved} bytes")
 
 
 def get_batch(data_iterator: Iterator, vp_stage: int | None) -> tuple[torch.Tensor | None, ...]:

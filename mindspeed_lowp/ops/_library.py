@@ -10,12 +10,13 @@ Shapes and dtypes of all results are given once more for FakeTensor and `torch.c
 `Library.define` and `impl`, because a `custom_op` costs several times more Python for each call.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from mindspeed_lowp.ops import composed, kernels, layout, npu, reference
+from mindspeed_lowp.ops import composed, hardware, kernels, layout, npu, reference
 
 _SCHEMAS = (
     "dynamic_mx_quant(Tensor x, int axis, ScalarType dst_type, int scale_alg) -> (Tensor, Tensor)",
@@ -38,23 +39,35 @@ for _schema in _SCHEMAS:
     _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order,))
 
 
-def _implement(device_key: str, backend) -> None:
-    """Register ``backend``'s quantizers and the matmuls composed of its dequantization and a GEMM."""
-    for name in (
+def _kernels(backend) -> dict[str, Callable]:
+    """``backend``'s quantizers, and the matmuls composed of its dequantization and a GEMM."""
+    quantizers = (
         "dynamic_mx_quant",
         "dynamic_mx_quant_with_dual_axis",
         "grouped_dynamic_mx_quant",
         "anti_mx_quant",
-    ):
-        _library.impl(name, getattr(backend, name), device_key)
-    for name in ("quant_matmul", "grouped_matmul", "add_quant_matmul_", "add_quant_gmm_"):
-        _library.impl(name, partial(getattr(composed, name), backend.anti_mx_quant), device_key)
+    )
+    matmuls = ("quant_matmul", "grouped_matmul", "add_quant_matmul_", "add_quant_gmm_")
+    return {name: getattr(backend, name) for name in quantizers} | {
+        name: partial(getattr(composed, name), backend.anti_mx_quant) for name in matmuls
+    }
 
 
-_implement("CompositeExplicitAutograd", reference)
+def by_npu_generation(native: Callable, emulated: Callable) -> Callable:
+    """``native`` on an Ascend 950 or newer, ``emulated`` on an older NPU; asked when an NPU tensor comes."""
+
+    def kernel(*args):
+        return (native if hardware.npu_has_mx() else emulated)(*args)
+
+    return kernel
+
+
+for _name, _emulated in _kernels(reference).items():
+    _library.impl(_name, _emulated, "CompositeExplicitAutograd")
+    _library.impl(_name, by_npu_generation(getattr(npu, _name), _emulated), "PrivateUse1")
 if kernels.available():
-    _implement("CPU", kernels)
-npu.register(_library)
+    for _name, _kernel in _kernels(kernels).items():
+        _library.impl(_name, _kernel, "CPU")
 
 
 def _fake(name: str):

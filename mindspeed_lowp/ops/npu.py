@@ -124,18 +124,3 @@ def add_quant_gmm_(
         x1_scale_dtype=E8M0_NPU_CODE,
         x2_scale_dtype=E8M0_NPU_CODE,
     )
-
-
-def register(library: torch.library.Library) -> None:
-    """Register these functions for NPU tensors (PrivateUse1)."""
-    for function in (
-        dynamic_mx_quant,
-        dynamic_mx_quant_with_dual_axis,
-        grouped_dynamic_mx_quant,
-        anti_mx_quant,
-        quant_matmul,
-        grouped_matmul,
-        add_quant_matmul_,
-        add_quant_gmm_,
-    ):
-        library.impl(function.__name__, function, "PrivateUse1")

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from mindspeed_lowp.features import fp8_training
-from mindspeed_lowp.features.hardware import is_ascend950_or_newer
 
 MXFP8 = "--fp8-format e4m3 --fp8-recipe mxfp8"
 
@@ -99,21 +98,6 @@ def test_pre_parser_without_megatrons_options_is_accepted():
     assert parser.parse_args(["--lowp-emulate"]).lowp_emulate
     assert feature.is_need_apply(Namespace(fp8_format="e4m3"))
     assert not feature.is_need_apply(Namespace())
-
-
-@pytest.mark.parametrize(
-    ("name", "has_mx"),
-    [
-        ("Ascend910B3", False),
-        ("Ascend910_9392", False),
-        ("Ascend310P3", False),
-        ("Ascend910_9589", True),
-        ("Ascend950PR_9589", True),
-        ("Ascend960", True),
-    ],
-)
-def test_ascend_generations(name, has_mx):
-    assert is_ascend950_or_newer(name) is has_mx
 
 
 def pretend_npu(monkeypatch, name):
