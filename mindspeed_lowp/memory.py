@@ -43,6 +43,5 @@ def _saved_tensors(output: Tensor) -> Iterator[Tensor]:
         else:
             saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
         for value in saved:
-            yield from (
-                v for v in (value if isinstance(value, tuple | list) else [value]) if isinstance(v, Tensor)
-            )
+            values = value if isinstance(value, tuple | list) else [value]
+            yield from (v for v in values if isinstance(v, Tensor))

@@ -1,4 +1,4 @@
-"""How fast the operators are: ratios to a copy of the same tensor, and a linear layer against bf16.
+"""How fast the operators are: ratios to a copy of the same tensor; a linear layer and a GPT against bf16.
 
     python scripts/bench_ops.py [--quick] [--threads 2] [--reference] [--torchao]
 
@@ -8,13 +8,18 @@ the operators allocate their results, as they do in training.
 """
 
 import argparse
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from mindspeed_lowp import get_recipe, lowp_linear, ops
+from mindspeed_lowp.memory import saved_bytes
 from mindspeed_lowp.ops import gemm, kernels, reference
 
 E4M3 = torch.float8_e4m3fn
@@ -23,6 +28,15 @@ LIMITS = {
     "dynamic_mx_quant_with_dual_axis": 3.0,
 }  # times copy, at 4096 x 4096
 LINEAR_LIMIT = 1.10
+SAVED_LIMIT = 0.52
+GPT_LIMIT = 1.20
+
+GPT_FLAGS = """
+    --transformer-impl local --num-layers 4 --hidden-size 1024 --num-attention-heads 16
+    --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 1
+    --mock-data --tokenizer-type NullTokenizer --vocab-size 256 --attention-dropout 0 --hidden-dropout 0
+    --train-iters 4 --lr 1e-4 --log-interval 1 --eval-iters 0 --eval-interval 100 --bf16
+""".split()
 
 
 def shortest(candidates: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
@@ -117,6 +131,33 @@ def linears(size: int) -> dict[str, Callable[[], object]]:
     return candidates
 
 
+def bytes_kept(size: int) -> dict[str, float]:
+    """Bytes that one linear keeps for backward over those of bf16, Parameters' own not counted."""
+    x = torch.randn(size, size).bfloat16().requires_grad_()
+    weight = torch.nn.Parameter(torch.randn(size, size).bfloat16())
+    bf16 = saved_bytes(torch.nn.functional.linear(x, weight), [weight])
+    kept = {}
+    for name, defer in (("mxfp8", False), ("mxfp8, deferred", True)):
+        recipe = get_recipe("mxfp8", fp8_format="e4m3", defer_backward_quant=defer)
+        kept[name] = saved_bytes(lowp_linear(x, weight, None, recipe), [weight]) / bf16
+    return kept
+
+
+def gpt_steps() -> dict[str, float]:
+    """Seconds of the fastest training step of a GPT, by Megatron's trainer; the candidates take turns."""
+    mxfp8 = ["--fp8-format", "e4m3", "--fp8-recipe", "mxfp8"]
+    candidates = {"bf16": [], "mxfp8": mxfp8, "mxfp8, deferred": [*mxfp8, "--mxfp8-defer-backward-quant"]}
+    script = Path(__file__).with_name("pretrain_gpt.py")
+    best = dict.fromkeys(candidates, float("inf"))
+    for _ in range(2):
+        for name, flags in candidates.items():
+            command = [sys.executable, str(script), *GPT_FLAGS, *flags]
+            log = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            steps = re.findall(r"elapsed time per iteration \(ms\): ([\d.]+)", log)
+            best[name] = min([best[name], *(float(ms) / 1e3 for ms in steps)])
+    return best
+
+
 def torch_bf16_against_fp32(size: int) -> tuple[float, float]:
     """Seconds of torch's own bf16 matmul and of its fp32 one."""
     a, b = torch.randn(size, size), torch.randn(size, size)
@@ -134,7 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, and the linear at 1024 only")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, the linear at 1024 only, no GPT")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--reference", action="store_true", help="also time the PyTorch reference (slow)")
     parser.add_argument("--torchao", action="store_true", help="also time torchao's to_mx (slow)")
@@ -165,6 +206,19 @@ def main() -> None:
             "  This CPU has no bf16 instructions, so the bf16 linear above multiplies in fp32: torch's own\n"
             f"  bf16 matmul of 512 x 512 takes {bf16 * 1e3:.2f} ms, its fp32 one {fp32 * 1e3:.2f} ms."
         )
+
+    print(f"\nbytes that this linear keeps for backward, Parameters not counted, over bf16's, T=K=N={size}")
+    for name, ratio in bytes_kept(size).items():
+        verdict = (
+            "" if name == "mxfp8" else f"  limit {SAVED_LIMIT} {'ok' if ratio <= SAVED_LIMIT else 'EXCEEDED'}"
+        )
+        print(f"  {name:<45} {ratio:22.4f}{verdict}")
+
+    if not options.quick:
+        best = gpt_steps()
+        print("\nGPT training step (hidden 1024, 4 layers, sequence 1024): shortest of 8, ratio to bf16")
+        for name, seconds in best.items():
+            print(row(name, seconds, seconds / best["bf16"], None if name == "bf16" else GPT_LIMIT))
 
 
 if __name__ == "__main__":
