@@ -25,7 +25,7 @@ quiet_pip() {
 }
 
 setup_env() {
-    local extras=$1 python stamp state
+    local extras=$1 python stamp state index
     VENV=${VENV:-.venv}
     if [ ! -x "$VENV/bin/python" ]; then
         python=$(find_python)
@@ -43,8 +43,12 @@ setup_env() {
     fi
     echo "installing torch $TORCH_VERSION, megatron-core $MEGATRON_VERSION and this project [$extras]"
     if ! python -c "import torch; assert torch.__version__.startswith('$TORCH_VERSION')" 2>/dev/null; then
-        quiet_pip install "torch==$TORCH_VERSION+cpu" --retries 1 --timeout 10 \
-            --extra-index-url https://download.pytorch.org/whl/cpu ||
+        # A CPU build where pip finds one, on PyTorch's own index if that can be reached; else PyPI's.
+        index=https://download.pytorch.org/whl/cpu
+        if ! python -c "import urllib.request as r; r.urlopen('$index/torch/', timeout=5)" 2>/dev/null; then
+            index=
+        fi
+        quiet_pip install "torch==$TORCH_VERSION+cpu" ${index:+--extra-index-url "$index"} 2>/dev/null ||
             quiet_pip install "torch==$TORCH_VERSION"
     fi
     # Its wheel declares Python 3.12 and is built for 3.11 as well.

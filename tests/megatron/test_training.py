@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from .trainer import MOE, MXFP8, succeeded, train
+from ..trainer import MOE, MXFP8, succeeded, train
 
 RECOMPUTE = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".split()
 ACCUMULATE = "--global-batch-size 4".split()  # of micro-batches of two

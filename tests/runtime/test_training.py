@@ -2,87 +2,70 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-RECORDED = Path(__file__).with_name("recorded_pretraining.py")
+from ..trainer import succeeded, train
 
-FLAGS = """
-    --mock-data --tokenizer-type NullTokenizer --vocab-size 256 --transformer-impl local
-    --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32
-    --micro-batch-size 2 --global-batch-size 4 --train-iters 20 --lr 1e-3 --eval-iters 0 --eval-interval 100
-    --attention-dropout 0 --hidden-dropout 0 --use-cpu-initialization
-""".split()
-ONE = "--make-vocab-size-divisible-by 256".split()
-TWO = "--make-vocab-size-divisible-by 128 --tensor-model-parallel-size 2".split()
-
-
-def train(folder: Path, *flags: str, processes: int = 1) -> list[dict[str, Any]]:
-    """Run the training script; return the record of each process."""
-    launcher = [sys.executable]
-    if processes > 1:
-        launcher += f"-m torch.distributed.run --standalone --nproc-per-node {processes}".split()
-    command = [*launcher, str(RECORDED), str(folder / "record"), *FLAGS, *flags]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
-    return [torch.load(folder / f"record.{rank}") for rank in range(processes)]
+ONE = "--make-vocab-size-divisible-by 256 --use-cpu-initialization --train-iters 20".split()
+TWO = [*ONE, *"--make-vocab-size-divisible-by 128 --tensor-model-parallel-size 2".split()]
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("precision", "flags", "tolerance"),
     [
         # Masks of the residual stream are drawn outside the tensor-parallel region: the same on every rank.
-        pytest.param("--hidden-dropout 0.1", id="plain"),
-        pytest.param("--sequence-parallel --bf16 --normalization RMSNorm", id="sequence-parallel"),
+        pytest.param("", ["--hidden-dropout", "0.1"], 1e-5, id="plain"),
+        pytest.param("--bf16", ["--sequence-parallel", "--normalization", "RMSNorm"], 5e-3, id="sp"),
     ],
 )
-def test_two_ranks_train_like_one(tmp_path: Path, flags: str) -> None:
-    [one] = train(tmp_path, *ONE, *flags.replace("--sequence-parallel", "").split())
-    left, right = train(tmp_path, *TWO, *flags.split(), processes=2)
+def test_two_ranks_train_like_one(tmp_path: Path, precision: str, flags: list[str], tolerance: float) -> None:
+    one_rank = [flag for flag in flags if flag != "--sequence-parallel"]
+    [one] = succeeded(train(tmp_path, [*ONE, *one_rank], precision=precision))
+    left, right = succeeded(train(tmp_path, [*TWO, *flags], ranks=2, precision=precision))
 
-    assert len(one["losses"]) == 20
-    assert one["losses"][0] > 5 and one["losses"][-1] < one["losses"][0] - 0.3
-    tolerance = 5e-3 if "--bf16" in flags else 1e-5
-    for record in (left, right):
-        torch.testing.assert_close(record["losses"], one["losses"], rtol=tolerance, atol=0)
+    assert len(one.losses) == 20 and one.losses[0] > 5 and one.losses[-1] < one.losses[0] - 0.3
+    for run in (left, right):
+        torch.testing.assert_close(run.losses, one.losses, rtol=tolerance, atol=0)
 
-    replicated = set(left["first"]) - left["sharded"]
-    assert len(replicated) >= 8 and len(left["sharded"]) >= 9
-    for when in ("first", "last"):
+    replicated = left.first.keys() - left.sharded
+    assert len(replicated) >= 8 and len(left.sharded) >= 9
+    for moment in ("first", "last"):
+        on_left, on_right = getattr(left, moment), getattr(right, moment)
         for name in replicated:
-            assert torch.equal(left[when][name], right[when][name]), (when, name)
-        for name in left["sharded"]:
-            if "bias" not in name or when == "last":
-                assert not torch.equal(left[when][name], right[when][name]), (when, name)
+            assert torch.equal(on_left[name], on_right[name]), (moment, name)
+        for name in left.sharded:
+            if "bias" not in name or moment == "last":
+                assert not torch.equal(on_left[name], on_right[name]), (moment, name)
     for name in replicated:
-        assert not torch.equal(left["first"][name], left["last"][name]), name
+        assert not torch.equal(left.first[name], left.last[name]), name
 
 
 @pytest.mark.parametrize(
-    ("flags", "flags_after"),
+    ("precision", "flags", "flags_after"),
     [
-        pytest.param("", "", id="plain"),
+        pytest.param("", "", "", id="plain"),
         pytest.param(
-            "--use-distributed-optimizer --bf16",
+            "--bf16",
+            "--use-distributed-optimizer",
             "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
             id="distributed-optimizer-and-recomputation",
         ),
     ],
 )
-def test_resumed_training_is_the_same_to_the_bit(tmp_path: Path, flags: str, flags_after: str) -> None:
-    common = f"{flags} --train-iters 6 --attention-dropout 0.1 --hidden-dropout 0.1".split()
-    [through] = train(tmp_path, *ONE, *common, "--save", "checkpoint", "--save-interval", "3")
+def test_resumed_training_is_the_same_to_the_bit(
+    tmp_path: Path, precision: str, flags: str, flags_after: str
+) -> None:
+    common = [*flags.split(), *"--train-iters 6 --attention-dropout 0.1 --hidden-dropout 0.1".split()]
+    common += ["--num-workers", "2"]  # whose seeds must not disturb what is drawn on the device
+    save = ["--save", "checkpoint", "--save-interval", "3"]
+    [through] = succeeded(train(tmp_path, [*ONE, *common, *save], precision=precision))
     (tmp_path / "checkpoint" / "latest_checkpointed_iteration.txt").write_text("3")
-    [resumed] = train(tmp_path, *ONE, *common, *flags_after.split(), "--load", "checkpoint")
+    load = [*flags_after.split(), "--load", "checkpoint"]
+    [resumed] = succeeded(train(tmp_path, [*ONE, *common, *load], precision=precision))
 
-    assert len(through["losses"]) == 6 and len(resumed["losses"]) == 3
-    assert resumed["losses"] == through["losses"][3:]
-    for name, parameter in through["last"].items():
-        assert torch.equal(parameter, resumed["last"][name]), name
+    assert len(through.losses) == 6 and resumed.losses == through.losses[3:]
+    for name, parameter in through.last.items():
+        assert torch.equal(parameter, resumed.last[name]), name

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "pretrain_gpt.py"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "pretrain_gpt.py"
 
 MODEL = """
     --mock-data --tokenizer-type NullTokenizer --vocab-size 256 --transformer-impl local
@@ -28,7 +28,7 @@ MXFP8 = "--fp8-format e4m3 --fp8-recipe mxfp8".split()
 MOE = "--num-experts 4 --moe-router-topk 2 --moe-grouped-gemm --disable-bias-linear".split()
 
 _forkserver = multiprocessing.get_context("forkserver")
-_forkserver.set_forkserver_preload(["tests.megatron.preload"])
+_forkserver.set_forkserver_preload(["tests.trainer_preload"])
 
 
 @dataclass
@@ -45,17 +45,18 @@ class Run:
 
 
 def train(folder: Path, flags: list[str], ranks: int = 1, precision: str = "--bf16") -> list[Run]:
-    """Train with `MODEL` and `flags`; parameters before and after, gradients of the last step."""
+    """Train with `MODEL` and `flags`, in fp32 where `precision` is empty; what each rank left."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     records = [folder / f"record{rank}.pt" for rank in range(ranks)]
     processes = []
     for rank, record in enumerate(records):
-        environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
+        environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
         if ranks > 1:
-            environment["MASTER_ADDR"] = "127.0.0.1"
-        arguments = (record, {k: str(v) for k, v in environment.items()}, [*MODEL, precision, *flags], folder)
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        all_flags = [*MODEL, *precision.split(), *flags]
+        arguments = (record, environment, all_flags, folder)
         processes.append(_forkserver.Process(target=_run, args=arguments))
         processes[-1].start()
     for process in processes:
@@ -83,6 +84,7 @@ def _output(record: Path) -> Path:
 def _run(record_path: Path, environment: dict[str, str], flags: list[str], folder: Path) -> None:
     os.environ.update(environment)
     os.chdir(folder)
+    multiprocessing.set_start_method("fork", force=True)  # for the data loaders
     with open(_output(record_path), "w", buffering=1) as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
