@@ -221,6 +221,7 @@ def _convert(model: list) -> None:
 
 
 def _start_up_lines(recipe: str, report: Conversion, has_experts: bool) -> Iterator[str]:
+    """What the first rank did with its layers; tensor-parallel ranks do the same with their shards."""
     yield f"MX training active with recipe {recipe}"
     yield f"Swapped to MXLinear_NPU layers: {len(report.linears)}"
     if has_experts:

@@ -62,6 +62,60 @@ INLINE void encode_any(const typename In::Bits* x, uint8_t* y, int64_t count, co
         encode<In, Out>(x, y, 0, count, factor);
 }
 
+template <class In>
+constexpr bool is_bf16 = false;
+template <>
+constexpr bool is_bf16<BF16> = true;
+
+// Whether encode_bf16 can serve a block. Between these scale bytes the sums neither overflow nor depend on
+// subnormals; a block of zeros is served with any scale.
+constexpr uint8_t kLowest = 32, kHighest = 216;
+bool ordinary(uint16_t amax, uint8_t byte) { return (byte >= kLowest && byte <= kHighest) || amax == 0; }
+
+// The bf16 that becomes Out's smallest normal number by an ordinary block's scale.
+template <class Out>
+int16_t lowest_normal(uint8_t byte) {
+    return int16_t((max(byte, kLowest) + int32_t(Out::min_normal >> 23) - 127) << 7);
+}
+
+// lowest_normal of a block's elements: one for all, or one for each.
+struct SameLowest {
+    int16_t lowest;
+    int16_t at(int64_t) const { return lowest; }
+};
+
+struct EachLowest {
+    const int16_t* lowest;
+    int16_t at(int64_t i) const { return lowest[i]; }
+};
+
+// Codes of kBlock bf16 elements of ordinary blocks. The sums are those of Out::encode without scaling: being
+// by a power of two, it does not change how they round. So all but the sums is done in 16-bit lanes, twice as
+// many to a register.
+template <class Out, class Lowest>
+INLINE void encode_bf16(const uint16_t* __restrict x, uint8_t* __restrict y, const Lowest& lowest) {
+    constexpr int16_t span = int16_t((Out::max_bits - Out::min_normal) >> 16);
+    int16_t magnitude[kBlock], addend[kBlock];
+    uint16_t rest[kBlock];  // the sign and what the exponent contributes to the code, in the upper byte
+    for (int64_t i = 0; i < kBlock; i++) {
+        int16_t low = lowest.at(i), a = min(int16_t(x[i] & 0x7FFF), int16_t(low + span));
+        int16_t p = max(int16_t(a & 0x7F80), low);
+        magnitude[i] = a;
+        addend[i] = int16_t(p + (Out::shift << 7));
+        rest[i] = uint16_t((p - low) << (24 - Out::shift) | (x[i] & 0x8000));
+    }
+    for (int64_t i = 0; i < kBlock / 2; i++) {
+        uint32_t a, p, r;
+        memcpy(&a, magnitude + 2 * i, sizeof a);
+        memcpy(&p, addend + 2 * i, sizeof p);
+        memcpy(&r, rest + 2 * i, sizeof r);
+        uint32_t even = bits(as_float(a << 16) + as_float(p << 16));
+        uint32_t odd = bits(as_float(a & 0xFFFF0000u) + as_float(p & 0xFFFF0000u));
+        uint16_t pair = uint16_t(((even << 16) + (odd << 24) + r + (r << 8)) >> 16);
+        memcpy(y + 2 * i, &pair, sizeof pair);
+    }
+}
+
 // The largest magnitude of `count` contiguous elements.
 template <class In>
 INLINE typename In::Bits largest(const typename In::Bits* x, int64_t count) {
@@ -70,46 +124,83 @@ INLINE typename In::Bits largest(const typename In::Bits* x, int64_t count) {
     return amax;
 }
 
+// Raises the columns' largest magnitudes so far by one more row.
+template <class In>
+INLINE void raise(typename In::Bits* __restrict amax, const typename In::Bits* __restrict x, int64_t cols) {
+    for (int64_t c = 0; c < cols; c++) amax[c] = max<typename In::Bits>(amax[c], x[c] & In::magnitude);
+}
+
 template <class In, class Out>
-INLINE void encode_block(const typename In::Bits* x, uint8_t* y, int64_t count, uint8_t byte) {
+INLINE void encode_block(const typename In::Bits* x, uint8_t* y, int64_t count, typename In::Bits amax,
+                         uint8_t byte) {
+    if constexpr (is_bf16<In>) {
+        if (count == kBlock && ordinary(amax, byte))
+            return encode_bf16<Out>(x, y, SameLowest{lowest_normal<Out>(byte)});
+    }
     if (byte == 0xFF)
         memset(y, 0, count);
     else
         encode_any<In, Out>(x, y, count, Same{inverse(byte)});
 }
 
+// Asks for a block of input and the place of its codes, to be in the cache when the next line is worked on.
+// (The loop that finds the largest magnitudes waits for memory, which would idle while the codes are
+// computed. Addresses beyond the tensor do no harm.)
+template <class Bits>
+INLINE void prefetch(const Bits* x, const uint8_t* y) {
+    constexpr int64_t line = 64 / sizeof(Bits);
+    for (int64_t i = 0; i < kBlock; i += line) __builtin_prefetch(x + i);
+    __builtin_prefetch(y, 1);
+}
+
 // Blocks along at most kChunk contiguous elements; the scales of an odd number of blocks are padded with 0.
+// The line to be worked on next lies `ahead` elements further.
 template <class In, class Out>
-void quant_line(const typename In::Bits* x, uint8_t* y, uint8_t* scale, int64_t count, int alg) {
+void quant_line(const typename In::Bits* x, uint8_t* y, uint8_t* scale, int64_t count, int64_t ahead,
+                int alg) {
     int64_t whole = count / kBlock, rest = count % kBlock, blocks = whole + (rest > 0);
     typename In::Bits amax[kChunk / kBlock];
     for (int64_t b = 0; b < whole; b++) amax[b] = largest<In>(x + b * kBlock, kBlock);
     if (rest) amax[whole] = largest<In>(x + whole * kBlock, rest);
     for (int64_t b = 0; b < blocks; b++) scale[b] = scale_byte<In, Out>(amax[b], alg);
     if (blocks % 2) scale[blocks] = 0;
-    for (int64_t b = 0; b < whole; b++)
-        encode_block<In, Out>(x + b * kBlock, y + b * kBlock, kBlock, scale[b]);
-    if (rest) encode_block<In, Out>(x + whole * kBlock, y + whole * kBlock, rest, scale[whole]);
+    for (int64_t b = 0; b < whole; b++) {
+        int64_t at = b * kBlock;
+        prefetch(x + ahead + at, y + ahead + at);
+        encode_block<In, Out>(x + at, y + at, kBlock, amax[b], scale[b]);
+    }
+    if (rest)
+        encode_block<In, Out>(x + whole * kBlock, y + whole * kBlock, rest, amax[whole], scale[whole]);
 }
 
-// At most 32 rows by kChunk columns, blocks along the rows. Scales go to every other byte.
+// At most 32 rows by kChunk columns, blocks along the rows, given the columns' largest magnitudes. Scales go
+// to every other byte.
 template <class In, class Out>
 void quant_columns(const typename In::Bits* __restrict x, uint8_t* __restrict y, int64_t ld, int64_t rows,
-                   int64_t cols, uint8_t* scale, int alg) {
-    typename In::Bits amax[kChunk];
-    Each<kChunk> factors;
-    memset(amax, 0, sizeof(amax[0]) * cols);
-    for (int64_t r = 0; r < rows; r++) {
-        const typename In::Bits* line = x + r * ld;
-        for (int64_t c = 0; c < cols; c++) amax[c] = max<typename In::Bits>(amax[c], line[c] & In::magnitude);
-    }
+                   int64_t cols, const typename In::Bits* __restrict amax, uint8_t* scale, int alg) {
     uint8_t bytes[kChunk];
     for (int64_t c = 0; c < cols; c++) bytes[c] = scale_byte<In, Out>(amax[c], alg);
     uint8_t highest = 0;
+    Each<kChunk> factors;
     for (int64_t c = 0; c < cols; c++) {
         scale[2 * c] = bytes[c];
         highest = max(highest, bytes[c]);
         factors.all[c] = inverse(bytes[c]);
+    }
+    if constexpr (is_bf16<In>) {
+        bool all = true;
+        for (int64_t c = 0; c < cols; c++) all &= ordinary(amax[c], bytes[c]);
+        if (all) {
+            int64_t whole = cols / kBlock * kBlock;
+            int16_t lowest[kChunk];
+            for (int64_t c = 0; c < whole; c++) lowest[c] = lowest_normal<Out>(bytes[c]);
+            for (int64_t r = 0; r < rows; r++) {
+                for (int64_t c = 0; c < whole; c += kBlock)
+                    encode_bf16<Out>(x + r * ld + c, y + r * ld + c, EachLowest{lowest + c});
+                encode<In, Out>(x + r * ld, y + r * ld, whole, cols, factors);
+            }
+            return;
+        }
     }
     factors.split(cols);
     for (int64_t r = 0; r < rows; r++) encode_any<In, Out>(x + r * ld, y + r * ld, cols, factors);
@@ -127,42 +218,47 @@ struct Run {
         int64_t scales = (q.n + kPair - 1) / kPair * 2;
         for (int64_t r = first_row; r < last_row; r++)
             for (int64_t c = 0; c < q.n; c += kChunk) {
-                int64_t at = r * q.n + c;
+                int64_t at = r * q.n + c, count = min(kChunk, q.n - c);
                 quant_line<In, Out>(static_cast<const Bits*>(q.x) + at, q.y + at,
-                                    q.scale + r * scales + c / kBlock, min(kChunk, q.n - c), q.scale_alg);
+                                    q.scale + r * scales + c / kBlock, count, count, q.scale_alg);
             }
     }
 
-    // One block (half of a pair) of rows. Where there is no second one, its scales are written as padding.
-    static void columns(const Quant& q, const RowPair& p, int64_t half, int64_t col, int64_t cols) {
-        int64_t rows = min(kBlock, p.rows - half * kBlock), at = (p.row + half * kBlock) * q.inner + col;
-        uint8_t* scale = q.scale + (p.scale_row * q.inner + col) * 2;
-        quant_columns<In, Out>(static_cast<const Bits*>(q.x) + at, q.y + at, q.inner, rows, cols,
-                               scale + half, q.scale_alg);
-        if (p.rows <= kBlock)
+    // Up to 64 rows, by blocks (halves of a pair). `line(r, at, cols)` is called for each row r, whose first
+    // column is element `at`, before the columns of its block are quantized to y and scale.
+    template <class Line>
+    static void columns(const Quant& q, const RowPair& p, int64_t first_col, int64_t last_col, uint8_t* y,
+                        uint8_t* scale, Line line) {
+        const Bits* x = static_cast<const Bits*>(q.x);
+        int64_t cols = last_col - first_col;
+        scale += (p.scale_row * q.inner + first_col) * 2;
+        for (int64_t half = 0; half * kBlock < p.rows; half++) {
+            int64_t first = p.row + half * kBlock, rows = min(kBlock, p.rows - half * kBlock);
+            Bits amax[kChunk];
+            memset(amax, 0, sizeof(amax[0]) * cols);
+            for (int64_t r = first; r < first + rows; r++) {
+                int64_t at = r * q.inner + first_col;
+                line(r, at, cols);
+                raise<In>(amax, x + at, cols);
+            }
+            int64_t at = first * q.inner + first_col;
+            quant_columns<In, Out>(x + at, y + at, q.inner, rows, cols, amax, scale + half, q.scale_alg);
+        }
+        if (p.rows <= kBlock)  // no second block: its scales are padding
             for (int64_t c = 0; c < cols; c++) scale[2 * c + 1] = 0;
     }
 
     static void rows(const Quant& q, const RowPair& p, int64_t first_col, int64_t last_col) {
-        for (int64_t half = 0; half * kBlock < p.rows; half++)
-            columns(q, p, half, first_col, last_col - first_col);
+        columns(q, p, first_col, last_col, q.y, q.scale, [](int64_t, int64_t, int64_t) {});
     }
 
     // Both axes of a block of rows while it is in the cache.
     static void dual(const Quant& q, const RowPair& p, int64_t first_col, int64_t last_col) {
-        Quant second = q;
-        second.y = q.y2;
-        second.scale = q.scale2;
-        int64_t scales = (q.inner + kPair - 1) / kPair * 2, cols = last_col - first_col;
-        for (int64_t half = 0; half * kBlock < p.rows; half++) {
-            int64_t first = p.row + half * kBlock, last = first + min(kBlock, p.rows - half * kBlock);
-            for (int64_t r = first; r < last; r++) {
-                int64_t at = r * q.inner + first_col;
-                quant_line<In, Out>(static_cast<const Bits*>(q.x) + at, q.y + at,
-                                    q.scale + r * scales + first_col / kBlock, cols, q.scale_alg);
-            }
-            columns(second, p, half, first_col, cols);
-        }
+        int64_t scales = (q.inner + kPair - 1) / kPair * 2;
+        columns(q, p, first_col, last_col, q.y2, q.scale2, [&](int64_t r, int64_t at, int64_t cols) {
+            quant_line<In, Out>(static_cast<const Bits*>(q.x) + at, q.y + at,
+                                q.scale + r * scales + first_col / kBlock, cols, q.inner, q.scale_alg);
+        });
     }
 };
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
@@ -37,32 +37,14 @@ class ConversionError(ValueError):
 
 @dataclass
 class Conversion:
-    """What happened to the layers of one rank, or of all ranks together. Names are fully qualified.
+    """What happened to the layers of one rank, by their fully qualified names.
 
-    linears, grouped: converted; kept: left in high precision; unmatched: filter names that no layer's name
-    contains; modules: every layer that was looked at.
+    linears, grouped: converted; kept: left in high precision.
     """
 
     linears: list[str] = field(default_factory=list)
     grouped: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
-    unmatched: list[str] = field(default_factory=list)
-    modules: list[str] = field(default_factory=list)
-
-    @staticmethod
-    def merged(parts: Sequence[Conversion]) -> Conversion:
-        """One report for several ranks: a filter name is unmatched only where no rank has such a layer."""
-
-        def union(lists: Iterable[list[str]]) -> list[str]:
-            return list(dict.fromkeys(name for names in lists for name in names))
-
-        return Conversion(
-            linears=[name for part in parts for name in part.linears],
-            grouped=[name for part in parts for name in part.grouped],
-            kept=union(part.kept for part in parts),
-            unmatched=[name for name in parts[0].unmatched if all(name in part.unmatched for part in parts)],
-            modules=union(part.modules for part in parts),
-        )
 
 
 def convert_chunks(
@@ -74,17 +56,12 @@ def convert_chunks(
     converting twice is converting once. Layers whose fully qualified name contains one of `filter_fqns`, and
     those of `HIGH_PRECISION`, stay as they are.
 
-    All ranks of the default process group must call it together; they agree on the outcome. Returns the
-    report of all ranks. Raises ConversionError on every rank when nothing was converted on any, or when a
-    filter name occurs in no layer's name on any rank.
+    All ranks of the default process group must call it together. Returns the report of this rank. Raises
+    ConversionError, on every rank alike, when nothing was converted on any of them, or when a filter name
+    occurs in no layer's name on any of them.
     """
-    layers = [(name, module) for chunk in chunks for name, module in _linears(chunk)]
-    names = [name for name, _ in layers]
-    report = Conversion(
-        modules=names,
-        unmatched=[wanted for wanted in filter_fqns if not any(wanted in name for name in names)],
-    )
-    for name, module in layers:
+    report = Conversion()
+    for name, module in (layer for chunk in chunks for layer in _linears(chunk)):
         filtered = any(part in name for part in (*HIGH_PRECISION, *filter_fqns))
         if filtered or type(module) not in _CONVERTED_CLASS:
             report.kept.append(name)
@@ -92,13 +69,20 @@ def convert_chunks(
             module.__class__ = _CONVERTED_CLASS[type(module)]
             module.recipe = recipe
             (report.grouped if isinstance(module, TEGroupedLinear) else report.linears).append(name)
-    report = _of_all_ranks(report)
-    if report.unmatched:
-        raise ConversionError(_unmatched_message(report))
-    if not report.linears and not report.grouped:
-        why = "all are kept in high precision" if report.modules else "there is no parallel linear in it"
-        raise ConversionError(f"no layer of the model was converted: {why}")
+    _agree(_of_all_ranks(report), filter_fqns)
     return report
+
+
+def _agree(reports: Sequence[Conversion], filter_fqns: Sequence[str]) -> None:
+    """Raise what has to be raised on every rank."""
+    converted = [name for report in reports for name in report.linears + report.grouped]
+    names = set(converted).union(*(report.kept for report in reports))
+    unmatched = [wanted for wanted in filter_fqns if not any(wanted in name for name in names)]
+    if unmatched:
+        raise ConversionError(_unmatched_message(unmatched, names))
+    if not converted:
+        why = "all are kept in high precision" if names else "there is no parallel linear in it"
+        raise ConversionError(f"no layer of the model was converted: {why}")
 
 
 def _linears(chunk: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -110,19 +94,19 @@ def _linears(chunk: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def _of_all_ranks(report: Conversion) -> Conversion:
+def _of_all_ranks(report: Conversion) -> list[Conversion]:
     if not dist.is_initialized():
-        return report
-    reports: list[Conversion] = [report] * dist.get_world_size()
+        return [report]
+    reports = [report] * dist.get_world_size()
     dist.all_gather_object(reports, report)
-    return Conversion.merged(reports)
+    return reports
 
 
-def _unmatched_message(report: Conversion) -> str:
+def _unmatched_message(unmatched: Sequence[str], names: set[str]) -> str:
     """Name each filter that matched nothing, beside the layer names nearest to it."""
-    parts = {part for name in report.modules for part in name.split(".") if not part.isdigit()}
+    parts = {part for name in names for part in name.split(".") if not part.isdigit()}
     lines = []
-    for wanted in report.unmatched:
-        near = difflib.get_close_matches(wanted, sorted(parts | set(report.modules)), n=3, cutoff=0.4)
+    for wanted in unmatched:
+        near = difflib.get_close_matches(wanted, sorted(parts | names), n=3, cutoff=0.4)
         lines.append(f"{wanted!r} is in no layer's name; the nearest: {', '.join(near or sorted(parts))}")
     return "; ".join(lines)
