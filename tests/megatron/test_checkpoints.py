@@ -1,0 +1,54 @@
+"""Checkpoints of MXFP8 training: resumed to the bit, and exchanged with other kinds of layers."""
+
+import pytest
+import torch
+
+from ..trainer import MOE, MXFP8, succeeded, train
+
+DEFER = ["--mxfp8-defer-backward-quant"]
+SEQUENTIAL = [flag for flag in MOE if flag != "--moe-grouped-gemm"]
+SAVE = ["--save", "checkpoint", "--save-interval", "3"]
+LOAD = ["--load", "checkpoint"]
+
+
+def start(folder, flags):
+    """Six steps with a checkpoint after three; afterwards the checkpoint counts as the latest."""
+    [run] = succeeded(train(folder, [*flags, "--train-iters", "6", *SAVE]))
+    (folder / "checkpoint" / "latest_checkpointed_iteration.txt").write_text("3")
+    return run
+
+
+@pytest.mark.parametrize(
+    "flags", [[], ["--use-distributed-optimizer"], MOE], ids=["dense", "distributed-optimizer", "moe"]
+)
+def test_resumed_training_is_the_same_to_the_bit(tmp_path, flags):
+    through = start(tmp_path, [*MXFP8, *flags])
+    # Deferral is a matter of memory: the checkpoint is the same.
+    [resumed] = succeeded(train(tmp_path, [*MXFP8, *DEFER, *flags, "--train-iters", "6", *LOAD]))
+    assert len(through.losses) == 6 and resumed.losses == through.losses[3:]
+    for name, parameter in through.last.items():
+        assert torch.equal(parameter, resumed.last[name]), name
+
+
+def test_a_bf16_checkpoint_continues_in_mxfp8_and_back(tmp_path):
+    through = start(tmp_path, [])
+    [mxfp8] = succeeded(train(tmp_path, [*MXFP8, "--train-iters", "6", *LOAD, *SAVE]))
+    assert mxfp8.losses != through.losses[3:]
+    torch.testing.assert_close(mxfp8.losses, through.losses[3:], rtol=0.01, atol=0)
+    [back] = succeeded(train(tmp_path, ["--train-iters", "7", "--override-opt_param-scheduler", *LOAD]))
+    assert all(torch.equal(mxfp8.last[name], parameter) for name, parameter in back.first.items())
+
+
+@pytest.mark.parametrize("first", ["grouped", "sequential"])
+def test_grouped_and_sequential_experts_read_each_others_checkpoints(tmp_path, first):
+    kinds = {"grouped": MOE, "sequential": SEQUENTIAL}
+    second = "sequential" if first == "grouped" else "grouped"
+    through = start(tmp_path, kinds[first])
+    [resumed] = succeeded(train(tmp_path, [*kinds[second], "--train-iters", "6", *LOAD]))
+    torch.testing.assert_close(resumed.losses, through.losses[3:], rtol=1e-3, atol=0)
+    grouped, sequential = (through, resumed) if first == "grouped" else (resumed, through)
+    # After the same three further steps: the weights of expert 2, by their two names.
+    prefix = "module.module.decoder.layers.1.mlp.experts."
+    a = grouped.last[prefix + "linear_fc1.weight2"]
+    b = sequential.last[prefix + "local_experts.2.linear_fc1.weight"]
+    torch.testing.assert_close(a, b, rtol=0.02, atol=2e-3)
