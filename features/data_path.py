@@ -27,7 +27,12 @@ class DataPathFeature(Feature):
     def pre_validate_args(self, args: Namespace) -> None:
         if getattr(args, "sft", False) or getattr(args, "dataloader_type", None) == "external":
             return  # other files than Megatron's indexed datasets
-        for flag, words in _blends(args):
+        blends = list(_blends(args))
+        if not blends and not getattr(args, "mock_data", True):  # a host may have other sources
+            stop("no dataset: add --data-path PREFIX, or --mock-data to train on made-up tokens")
+        for flag, words in blends:
+            if not words:
+                stop(f"{flag}: names no dataset")
             for prefix in _prefixes(flag, words):
                 if not prefix.startswith(_REMOTE):
                     _check_dataset(flag, prefix, words)
@@ -52,6 +57,8 @@ def _blends_per_split(flag: str, text: str) -> Iterator[tuple[str, list[str]]]:
         blends = json.loads(text)
     except json.JSONDecodeError as error:
         stop(f"{flag}: not a JSON file ({error})")
+    if not isinstance(blends, dict):
+        stop(f"{flag}: expected a JSON object with an entry for each of {', '.join(_SPLITS)}")
     missing = [split for split in _SPLITS if split not in blends]
     if missing:
         stop(f"{flag}: needs an entry for each of {', '.join(_SPLITS)}; missing: {', '.join(missing)}")
@@ -66,6 +73,8 @@ def _read(flag: str, path: str) -> str:
         return Path(path).read_text()
     except OSError as error:
         stop(f"{flag}: {error.strerror}")
+    except UnicodeDecodeError:
+        stop(f"{flag}: not a text file")
 
 
 def _prefixes(flag: str, words: list[str]) -> list[str]:

@@ -78,6 +78,7 @@ class FP8TrainingFeature(Feature):
             _TITLE,
             "--lowp-filter-fqns",
             nargs="+",
+            action="extend",
             metavar="NAME",
             help="Keep in high precision each layer whose fully qualified name contains one of these names "
             "(case matters). The output layer and the router are kept so in any case.",
@@ -144,9 +145,11 @@ def _check_refused_flags(args: Namespace) -> None:
 
 def _check_hardware(args: Namespace) -> None:
     name = npu_name()
-    if name is None:
-        return
     emulate = getattr(args, "lowp_emulate", False)
+    if name is None:
+        if emulate:
+            stop("--lowp-emulate is for an NPU, and there is none: formats are emulated here in any case")
+        return
     if is_ascend950_or_newer(name):
         if emulate:
             stop(f"--lowp-emulate: {name} computes --fp8-recipe {args.fp8_recipe} itself; leave the flag out")
@@ -182,7 +185,10 @@ def convert_model_wrapper(get_model: Callable[..., list]) -> Callable[..., list]
     @functools.wraps(get_model)
     def wrapper(*args: Any, **kwargs: Any) -> list:
         model = get_model(*args, **kwargs)
-        _convert(model)
+        from megatron.training import get_args  # Megatron's own, known only now
+
+        if get_args().fp8:  # a patch outlives the run that asked for it
+            _convert(model)
         return model
 
     return wrapper
@@ -229,4 +235,5 @@ def _start_up_lines(recipe: str, report: Conversion, has_experts: bool) -> Itera
     if report.grouped:
         yield f"[MXFP8/HiF8 GMM] Replaced {len(report.grouped)} NPU GMM methods/functions"
     shown = report.kept[:_KEPT_SHOWN] + ["..."] * (len(report.kept) > _KEPT_SHOWN)
-    yield f"Kept in high precision: every MoE router; {', '.join(shown)}"
+    routers = ["every MoE router"] if has_experts else []
+    yield f"Kept in high precision: {', '.join(routers + shown) or 'none'}"

@@ -13,7 +13,8 @@ def saved_bytes(output: Tensor, parameters: Iterable[Tensor] = ()) -> int:
 
     Each storage counts once and whole, however many views of it are saved; the storages of `parameters` do
     not count, since they are alive anyway. The graph is only read: unlike saved-tensor hooks, this leaves
-    backward as it is, down to the identity of the Parameters that it finds.
+    backward as it is, down to the identity of the Parameters that it finds. What other hooks have packed
+    (offloading, torch's non-reentrant checkpoint) is unpacked to be counted.
     """
     storages = {_address(parameter) for parameter in parameters}
     total = 0

@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mindspeed_lowp import ops
+from mindspeed_lowp.formats import MX_BLOCK
+from mindspeed_lowp.ops.layout import PAIR, group_scale_row, grouped_scale_shape
 from mindspeed_lowp.recipes.base import Operand, Recipe, Role
 
 FORMATS = ("e4m3", "hybrid")
 DEFER_OPERANDS = ("weight", "all")
 
-_BLOCK = 32
-_ROWS_PER_SCALE = 2 * _BLOCK  # scales travel in pairs: one scale row covers 64 elements of its axis
 _E8M0 = torch.float8_e8m0fnu
-_MX_GROUP_SIZES = [1, 1, _BLOCK]
+_MX_GROUP_SIZES = [1, 1, MX_BLOCK]
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,8 @@ class MXFP8Recipe(Recipe):
         return Operand(*ops.grouped_dynamic_mx_quant(x, group_list.to(torch.int32), dst_type=dst_type))
 
     def slice_group(self, x: Operand, group: int, start: int, end: int) -> Operand:
-        first = start // _ROWS_PER_SCALE + group
-        scale_rows = -(-(end - start) // _ROWS_PER_SCALE)
-        return Operand(x.data[start:end], x.scale[first : first + scale_rows])
+        first = group_scale_row(start, group)
+        return Operand(x.data[start:end], x.scale[first : first + -(-(end - start) // PAIR)])
 
     def matmul(
         self, left: Operand, right: Operand, out_dtype: torch.dtype, bias: Tensor | None = None
@@ -144,25 +143,24 @@ def _grouped_matmul(
 
 def _quantize_axis(x: Tensor, axis: int, dst_type: torch.dtype) -> Operand:
     length = x.shape[axis]
-    if x.dtype == torch.float32 and 0 < length < _BLOCK:
+    if x.dtype == torch.float32 and length < MX_BLOCK:
         # The operator wants a whole block of an fp32 tensor. Zeros change neither scale nor codes.
-        missing = _BLOCK - length
+        missing = MX_BLOCK - length
         padded = F.pad(x, (0, missing) if axis == -1 else (0, 0, 0, missing))
         data, scale = ops.dynamic_mx_quant(padded, axis=axis, dst_type=dst_type)
-        return Operand(data.narrow(axis, 0, length), scale)
+        return Operand(data.narrow(axis, 0, length), scale.narrow(axis - 1, 0, -(-length // PAIR)))
     return Operand(*ops.dynamic_mx_quant(x, axis=axis, dst_type=dst_type))
 
 
 def _quantize_groups_fp32(x: Tensor, group_list: Tensor, dst_type: torch.dtype) -> Operand:
     """Group by group, in the layout of `grouped_dynamic_mx_quant`, which takes 16-bit tensors only."""
-    rows, width = x.shape
     data = torch.empty_like(x, dtype=dst_type)
-    scale = x.new_zeros((rows // _ROWS_PER_SCALE + len(group_list), width, 2), dtype=torch.uint8)
+    scale = x.new_zeros(grouped_scale_shape(x.shape, len(group_list)), dtype=torch.uint8)
     start = 0
     for group, end in enumerate(group_list.tolist()):
         if end > start:
             part = _quantize_axis(x[start:end], -2, dst_type)
-            first = start // _ROWS_PER_SCALE + group
+            first = group_scale_row(start, group)
             data[start:end] = part.data
             scale[first : first + len(part.scale)] = part.scale
         start = end

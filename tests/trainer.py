@@ -116,7 +116,8 @@ def _train(record_path: Path, flags: list[str]) -> None:
             named = model[0].named_parameters()
             record["sharded"] = {n for n, p in named if getattr(p, "tensor_model_parallel", False)}
         result = train_step(forward, data, model, *args, **kwargs)
-        record["losses"].append(float(result[0]["lm loss"]))
+        if "lm loss" in result[0]:  # on the last pipeline stage
+            record["losses"].append(float(result[0]["lm loss"]))
         record["last"] = parameters(model)
         record["grads"] = parameters(model, lambda p: p.main_grad)
         return result

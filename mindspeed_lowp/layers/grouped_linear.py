@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mindspeed_lowp.layers.checks import check_dtypes
 from mindspeed_lowp.layers.kept import pack, unpack
 from mindspeed_lowp.layers.weight_grad import add_to_main_grad, settled_grad
 from mindspeed_lowp.recipes import Operand, Recipe
@@ -211,14 +212,15 @@ def _check(x: Tensor, weights: Sequence[Tensor], stacked: bool, counts: Sequence
         raise ValueError(f"lowp_grouped_linear: weights {list(weights[0].shape)}; expected [E, K, N]")
     if not stacked and any(w.dim() != 2 or w.shape != weights[0].shape for w in weights):
         raise ValueError("lowp_grouped_linear: weights must be tensors [N, K] of one shape")
+    check_dtypes("lowp_grouped_linear", x=x, weights=weights[0])
     experts = weights[0].shape[0] if stacked else len(weights)
     width = weights[0].shape[1]
     if x.dim() != 2 or x.shape[1] != width:
         raise ValueError(f"lowp_grouped_linear: x {list(x.shape)}; the weights expect [T, {width}]")
     if len(counts) != experts:
         raise ValueError(f"lowp_grouped_linear: {len(counts)} tokens_per_expert for {experts} experts")
-    if any(count < 0 for count in counts) or sum(counts) > len(x):
+    if any(count != int(count) or count < 0 for count in counts) or sum(counts) > len(x):
         raise ValueError(
-            f"lowp_grouped_linear: tokens_per_expert {list(counts)} must not be negative, nor sum to more "
-            f"than the {len(x)} rows of x"
+            f"lowp_grouped_linear: tokens_per_expert {list(counts)} must be whole and not negative, nor sum "
+            f"to more than the {len(x)} rows of x"
         )

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mindspeed_lowp.layers.checks import check_dtypes
 from mindspeed_lowp.layers.kept import pack, unpack
 from mindspeed_lowp.layers.parallel import (
     ROW_ALIGNMENT,
@@ -37,8 +38,9 @@ def lowp_linear(
         [s, ..., K], this rank's part of the first dimension, and the result [ranks * s, ..., N].
     weight_grad: where the gradient of the weight goes.
 
-    Raises ValueError when x and weight disagree on K.
+    Raises ValueError when x and weight disagree on K, and for dtypes that cannot be quantized.
     """
+    check_dtypes("lowp_linear", x=x, weight=weight, bias=bias)
     if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"lowp_linear: x {list(x.shape)} and weight {list(weight.shape)} do not fit: "
@@ -48,7 +50,14 @@ def lowp_linear(
         # The weight stays as it is: it is quantized from its own precision, not rounded twice.
         x = x.to(torch.get_autocast_dtype(x.device.type))
     # Inside a Function grad mode is always off: whether backward can come is known only here.
-    return _LowpLinear.apply(x, weight, bias, recipe, parallel, weight_grad, torch.is_grad_enabled())
+    backward_may_come = torch.is_grad_enabled()
+    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    y = _LowpLinear.apply(rows, weight, bias, recipe, parallel, weight_grad, backward_may_come)
+    if x.dim() == 2:
+        return y  # no view: it may be modified in place
+    ranks = parallel.group.size() if parallel is not None and parallel.sequence_parallel else 1
+    leading = (x.shape[0] * ranks, *x.shape[1:-1]) if x.dim() > 1 else ()
+    return y.reshape(*leading, weight.shape[0])
 
 
 class _LowpLinear(torch.autograd.Function):
@@ -56,7 +65,7 @@ class _LowpLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, recipe, parallel, weight_grad, backward_may_come):
-        rows = x.reshape(-1, x.shape[-1])  # [R, K]
+        # x: [R, K], weight: [N, K] -> [T, N]
         needs_dx = backward_may_come and ctx.needs_input_grad[0]
         needs_dw = backward_may_come and ctx.needs_input_grad[1]
         keeps_x = needs_dw and not recipe.defers("input")
@@ -64,36 +73,34 @@ class _LowpLinear(torch.autograd.Function):
 
         if parallel is not None and parallel.sequence_parallel:
             # The second axis is that of the local rows, gathered in backward.
-            x_wgrad = recipe.quantize(align_rows(rows), "input", (-2,))[-2] if keeps_x else None
-            (all_rows,) = gather_rows((rows,), parallel.group).wait()
+            x_wgrad = recipe.quantize(align_rows(x), "input", (-2,))[-2] if keeps_x else None
+            (all_rows,) = gather_rows((x,), parallel.group).wait()
             x_fprop = recipe.quantize(all_rows, "input", (-1,))[-1]
-            leading = (x.shape[0] * parallel.group.size(), *x.shape[1:-1])
         else:
-            quantized = recipe.quantize(rows, "input", (-1, -2) if keeps_x else (-1,))
+            quantized = recipe.quantize(x, "input", (-1, -2) if keeps_x else (-1,))
             x_fprop, x_wgrad = quantized[-1], quantized.get(-2)
-            leading = x.shape[:-1]
         w = recipe.quantize(weight, "weight", (-1, -2) if keeps_w else (-1,))
 
         y = recipe.matmul(x_fprop, w[-1].mT, x.dtype, bias)
 
-        kept_x = (x_wgrad if keeps_x else rows) if needs_dw else None
+        kept_x = (x_wgrad if keeps_x else x) if needs_dw else None
         kept_w = (w[-2] if keeps_w else weight) if needs_dx else None
         ctx.save_for_backward(*pack(kept_x), *pack(kept_w))
         ctx.recipe, ctx.parallel, ctx.weight_grad = recipe, parallel, weight_grad
         # Not data of backward: the Parameter itself, whose main_grad is added to.
         ctx.weight = weight if weight_grad.into_main_grad else None
-        ctx.x_shape, ctx.x_dtype, ctx.weight_dtype = x.shape, x.dtype, weight.dtype
+        ctx.x_dtype, ctx.weight_dtype = x.dtype, weight.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
-        return y.view(*leading, weight.shape[0])
+        return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx, g):
+        # g: [T, N]
         recipe, parallel = ctx.recipe, ctx.parallel
         needs_dx, needs_dw, needs_db = ctx.needs_input_grad[:3]
         saved = ctx.saved_tensors  # asked for once: recomputation allows no more
         kept_x, kept_w = unpack(*saved[:2]), unpack(*saved[2:])
-        g = grad.reshape(-1, grad.shape[-1])  # [T, N]
         needs_dw = needs_dw and not ctx.weight_grad.postpone(g)
 
         gathers = parallel is not None and parallel.sequence_parallel
@@ -134,7 +141,7 @@ class _LowpLinear(torch.autograd.Function):
 
         if reducing is not None:
             (dx,) = reducing.wait()
-        return None if dx is None else dx.view(ctx.x_shape), dw, db, None, None, None, None
+        return dx, dw, db, None, None, None, None
 
 
 def _quantize_grad(

@@ -9,11 +9,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from mindspeed_lowp.ops.layout import PAIR
 from mindspeed_lowp.recipes import Operand
 
 # One row of packed MX scales covers 64 elements of its axis: ranks' rows that are a multiple of it
 # concatenate as they are, data and scales alike.
-ROW_ALIGNMENT = 64
+ROW_ALIGNMENT = PAIR
 
 
 @dataclass(frozen=True)

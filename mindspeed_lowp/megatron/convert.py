@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch.distributed as dist
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.transformer_layer import BaseTransformerLayer
 from torch import nn
 
 from mindspeed_lowp.megatron.grouped_linear import (
@@ -86,9 +87,21 @@ def _agree(reports: Sequence[Conversion], filter_fqns: Sequence[str]) -> None:
 
 
 def _linears(chunk: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The model's linears, by their name in the model proper (without the wrappers' `module.`)."""
+    """The model's linears, by their name in the whole model.
+
+    That is without the wrappers' `module.`, and with the layers of every pipeline stage numbered through:
+    modules are numbered within their stage, `layer_number` counts from 1 over all.
+    """
+    numbers = {}
     for name, module in chunk.named_modules():
+        block, _, index = name.rpartition(".")
+        if isinstance(module, BaseTransformerLayer) and index.isdigit():
+            numbers[name] = f"{block}.{module.layer_number - 1}"
         if isinstance(module, (ColumnParallelLinear, RowParallelLinear, TEGroupedLinear)):
+            for local, whole in numbers.items():
+                if name.startswith(local + "."):
+                    name = whole + name.removeprefix(local)
+                    break
             while name.startswith("module."):
                 name = name.removeprefix("module.")
             yield name, module

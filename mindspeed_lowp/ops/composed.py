@@ -26,12 +26,13 @@ def quant_matmul(
         return gemm.matmul(dequantize, x1, pertoken_scale, x2, scale, bias, output_dtype)
     batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     out = x1.new_empty((*batch, x1.shape[-2], x2.shape[-1]), dtype=output_dtype)
-    flat = out.view(-1, *out.shape[-2:])
-    a, b = (t.expand(*batch, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in (x1, x2))
+    entries = batch.numel()  # not -1, which reshape cannot infer for an empty matrix
+    flat = out.view(entries, *out.shape[-2:])
+    a, b = (t.expand(*batch, *t.shape[-2:]).reshape(entries, *t.shape[-2:]) for t in (x1, x2))
     a_scale, b_scale = (
-        t.expand(*batch, *t.shape[-3:]).reshape(-1, *t.shape[-3:]) for t in (pertoken_scale, scale)
+        t.expand(*batch, *t.shape[-3:]).reshape(entries, *t.shape[-3:]) for t in (pertoken_scale, scale)
     )
-    for i in range(len(flat)):
+    for i in range(entries):
         row = bias[i, 0] if bias is not None and bias.dim() == 3 else bias
         flat[i] = gemm.matmul(dequantize, a[i], a_scale[i], b[i], b_scale[i], row, output_dtype)
     return out

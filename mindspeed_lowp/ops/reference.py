@@ -32,9 +32,8 @@ def _quantize_blocks(x: Tensor, info: FormatInfo, scale_alg: int) -> tuple[Tenso
     """``x [outer, n, inner]`` to codes of the same shape and scale bytes ``[outer, ceil(n / 32), inner]``."""
     outer, n, inner = x.shape
     blocks = -(-n // MX_BLOCK)
-    x = torch.nn.functional.pad(x.float(), (0, 0, 0, blocks * MX_BLOCK - n)).view(
-        outer, blocks, MX_BLOCK, inner
-    )
+    x = torch.nn.functional.pad(x.float(), (0, 0, 0, blocks * MX_BLOCK - n)).contiguous()
+    x = x.view(outer, blocks, MX_BLOCK, inner)
     byte = shared_scale(x.abs().amax(dim=2), info, scale_alg)
     inverse = ((254 - byte) << 23).view(torch.float32).unsqueeze(2)  # 2 ** (127 - byte), never subnormal
     scaled = (x * inverse).clamp(-info.max, info.max)

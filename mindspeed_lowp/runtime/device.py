@@ -38,7 +38,7 @@ _CAPABILITY = (10, 0)
 
 
 def install() -> None:
-    """Redirect `torch.cuda` and everything that takes a device."""
+    """Redirect what Megatron's GPT path calls of `torch.cuda`, and the factories that take a device."""
     _install_cuda_module()
     _install_factories()
     _install_moves()

@@ -25,8 +25,9 @@ def install() -> None:
 
     from megatron.core import jit, utils
     from megatron.core.fusions.fused_softmax import FusedScaleMaskSoftmax
+    from megatron.core.models.common.embeddings import rope_utils
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-    from megatron.core.tensor_parallel import layers
+    from megatron.core.tensor_parallel import layers, random
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
     from megatron.training import initialize, training
@@ -43,6 +44,8 @@ def install() -> None:
     for module in (moe_utils, token_dispatcher):
         module.maybe_move_tensor_to_cpu = _to_host
     _keep_adam_steps(DistributedOptimizer)
+    rope_utils.fused_apply_rotary_pos_emb = _rotary_embedding(rope_utils._apply_rotary_pos_emb_bshd)
+    random.CheckpointWithoutOutput.__init__ = _without_fp8(random.CheckpointWithoutOutput.__init__)
 
 
 def _uncompile(jit: ModuleType) -> None:
@@ -58,6 +61,24 @@ def _uncompile(jit: ModuleType) -> None:
                 for attribute, value in list(vars(owner).items()):
                     if isinstance(value, FunctionType) and hasattr(value, "_torchdynamo_orig_callable"):
                         setattr(owner, attribute, value._torchdynamo_orig_callable)
+
+
+def _rotary_embedding(unfused: Any) -> Any:
+    """Transformer Engine's fused rotary embedding: Megatron's default, for t [sequence, batch, ...]."""
+
+    def fused(t: torch.Tensor, freqs: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+        return unfused(t, freqs, rotary_interleaved=interleaved)
+
+    return fused
+
+
+def _without_fp8(init: Any) -> Any:
+    """`CheckpointWithoutOutput` takes its own default, fp8=False, to mean Transformer Engine's FP8."""
+
+    def wrapper(self: Any, fp8: Any = None) -> None:
+        init(self, fp8=fp8 or None)
+
+    return wrapper
 
 
 def _weight_gradient_module() -> ModuleType:

@@ -5,7 +5,7 @@ import pytest
 MODEL = (
     "--transformer-impl local --num-layers 1 --hidden-size 32 --num-attention-heads 1 --seq-length 8 "
     "--max-position-embeddings 8 --micro-batch-size 1 --train-iters 1 --tokenizer-type NullTokenizer "
-    "--vocab-size 9"
+    "--vocab-size 9 --mock-data"
 ).split()
 
 

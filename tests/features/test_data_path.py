@@ -118,3 +118,20 @@ def test_other_kinds_of_data_are_not_looked_at(data):
 def test_through_megatrons_parser(stops, data):
     message = stops(f"--bf16 --data-path 1 {data}/wiki_text_document 2 {data}/wiki")
     assert message.startswith(f"error: --data-path: dataset {data}/wiki: no file")
+
+
+def test_no_dataset_at_all():
+    assert (
+        stopped(mock_data=False) == "error: no dataset: add --data-path PREFIX, or --mock-data to train on "
+        "made-up tokens"
+    )
+    accepts(mock_data=True)
+
+
+def test_lists_that_are_not_lists(tmp_path):
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "list.json").write_text("[1, 2]")
+    assert stopped(data_args_path=f"{tmp_path}/empty").endswith("names no dataset")
+    assert stopped(data_args_path=f"{tmp_path}/binary").endswith("not a text file")
+    assert "expected a JSON object" in stopped(per_split_data_args_path=f"{tmp_path}/list.json")

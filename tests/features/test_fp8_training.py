@@ -180,7 +180,7 @@ def test_start_up_lines(convert, capsys):
         "Swapped to MXLinear_NPU layers: 2",
         "mxfp8 MoE training enabled",
         "[MXFP8/HiF8 GMM] Replaced 1 NPU GMM methods/functions",
-        f"Kept in high precision: every MoE router; {', '.join(kept[:8])}, ...",
+        f"Kept in high precision: every MoE router, {', '.join(kept[:8])}, ...",
     ]
 
 

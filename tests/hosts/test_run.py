@@ -87,7 +87,7 @@ print("parsed", args.fp8, args.fp8_recipe, args.mxfp8_defer_backward_quant)
 
 FLAGS = (
     "--transformer-impl local --num-layers 1 --hidden-size 32 --num-attention-heads 1 --seq-length 8 "
-    "--max-position-embeddings 8 --micro-batch-size 1 --train-iters 1 --bf16 --fp8-format e4m3 "
+    "--max-position-embeddings 8 --micro-batch-size 1 --train-iters 1 --mock-data --bf16 --fp8-format e4m3 "
     "--mxfp8-defer-backward-quant"
 ).split()
 

@@ -233,8 +233,8 @@ def test_weight_gradients_are_added_to_main_grads(counts, stacked):
     ("counts", "message"),
     [
         ([40], r"1 tokens_per_expert for 2 experts"),
-        ([40, -1], r"tokens_per_expert \[40, -1\] must not be negative"),
-        ([40, 40], r"tokens_per_expert \[40, 40\] .* than the 60 rows of x"),
+        ([40, -1], r"tokens_per_expert \[40, -1\] must be whole and not negative"),
+        ([40, 40], r"tokens_per_expert \[40, 40\] .* to more than the 60 rows of x"),
     ],
 )
 def test_counts_that_do_not_fit_are_named(counts, message):

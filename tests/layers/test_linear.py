@@ -267,3 +267,43 @@ def test_shapes_that_do_not_fit_are_named():
     x, weight, bias, _ = make_case()
     with pytest.raises(ValueError, match=r"x \[96, 159\] and weight \[64, 160\]"):
         lowp_linear(x[:, 1:], weight, bias, get_recipe("mxfp8"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(0, 160, 64), (96, 0, 64), (96, 160, 0), (0, 0, 0)])
+def test_empty_dimensions_work_as_in_a_plain_linear(shape, dtype):
+    case = make_case(*shape, dtype=dtype, bias=False)
+    ours = run(get_recipe("mxfp8"), *case)
+    plain = run(None, *case, linear=lambda x, weight, bias, recipe: F.linear(x, weight, bias))
+    for a, b in zip(ours[:3], plain[:3], strict=True):
+        assert torch.equal(a, b)  # empty or zero
+
+
+@pytest.mark.parametrize("leading", [(96,), (4, 24), ()])
+def test_output_may_be_modified_in_place(leading):
+    x, weight, bias, _ = make_case(rows=96 if leading else 1)
+    x = x.view(*leading, 160).requires_grad_()
+    y = lowp_linear(x, weight, bias, get_recipe("mxfp8"))
+    expected = y.detach() + 1
+    y += 1
+    torch.relu_(y).sum().backward()
+    assert torch.equal(y, expected.relu()) and x.grad is not None
+
+
+def test_a_deferred_weight_changed_before_backward_is_refused():
+    x, weight, bias, grad = make_case()
+    weight.requires_grad_()
+    y = lowp_linear(x.requires_grad_(), weight, bias, get_recipe("mxfp8", **DEFER_WEIGHT))
+    with torch.no_grad():
+        weight += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward(grad)
+
+
+@pytest.mark.parametrize("name", ["x", "weight", "bias"])
+def test_dtypes_that_cannot_be_quantized_are_named(name):
+    x, weight, bias, _ = make_case()
+    tensors = {"x": x, "weight": weight, "bias": bias}
+    tensors[name] = tensors[name].to(torch.int32)
+    with pytest.raises(ValueError, match=f"{name} has dtype torch.int32; expected bf16, fp16 or fp32"):
+        lowp_linear(**tensors, recipe=get_recipe("mxfp8"))

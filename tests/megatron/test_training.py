@@ -79,7 +79,7 @@ def test_start_up_says_what_was_done(tmp_path):
         "Swapped to MXLinear_NPU layers: 2\n",
         "mxfp8 MoE training enabled\n",
         "[MXFP8/HiF8 GMM] Replaced 4 NPU GMM methods/functions\n",
-        "Kept in high precision: every MoE router; decoder.layers.0.self_attention.linear_proj, "
+        "Kept in high precision: every MoE router, decoder.layers.0.self_attention.linear_proj, "
         "decoder.layers.0.self_attention.linear_qkv, output_layer\n",
     ):
         assert run.output.count(line) == 1, line
@@ -100,7 +100,15 @@ def test_start_up_says_what_was_done(tmp_path):
         pytest.param("--no-gradient-accumulation-fusion", id="unfused-gradients"),
         pytest.param("--use-distributed-optimizer", id="distributed-optimizer"),
         pytest.param("--recompute-activations", id="selective-recompute"),
-        pytest.param("--normalization RMSNorm --swiglu --disable-bias-linear", id="llama-like"),
+        pytest.param(
+            "--normalization RMSNorm --swiglu --disable-bias-linear --position-embedding-type rope "
+            "--group-query-attention --num-query-groups 2 --untie-embeddings-and-output-weights",
+            id="llama-like",
+        ),
+        pytest.param(
+            "--recompute-granularity selective --recompute-modules layernorm mlp --disable-bias-linear",
+            id="selective-modules",
+        ),
     ],
 )
 def test_trains(tmp_path, flags):
@@ -130,6 +138,14 @@ def test_fp16_trains(tmp_path):
 def test_mistakes_stop_with_a_message(tmp_path, flags, message):
     [run] = train(tmp_path, [*MXFP8, *flags.split(), "--train-iters", "1"])
     assert run.exit_code == 1 and message in run.output and "Traceback" not in run.output
+
+
+def test_filters_number_layers_through_all_pipeline_stages(tmp_path):
+    flags = "--pipeline-model-parallel-size 2 --num-layers 4 --train-iters 1 --global-batch-size 4".split()
+    filters = ["--lowp-filter-fqns", "decoder.layers.1.mlp", "--lowp-filter-fqns", "decoder.layers.3."]
+    first, _ = succeeded(train(tmp_path, [*MXFP8, *flags, *filters], ranks=2))
+    assert "Swapped to MXLinear_NPU layers: 6\n" in first.output  # of the eight in layers 0 and 1
+    assert "decoder.layers.1.mlp.linear_fc1, decoder.layers.1.mlp.linear_fc2\n" in first.output
 
 
 def test_a_filter_that_matches_on_no_rank_stops_every_rank(tmp_path):

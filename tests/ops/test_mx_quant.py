@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mindspeed_lowp import ops
+from mindspeed_lowp.ops import reference
 from tests.ops.data import ALGORITHMS, FLOATS, FLOATS_AND_FP32, FORMATS, assert_same_bytes, normal, wide_range
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -119,6 +120,18 @@ LAYOUTS = {
     "odd storage offset": lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
     "flipped twice": lambda x: x.flip(0).flip(0),
 }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("shape", [(64, 128), (70, 130)], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS_AND_FP32)
+def test_the_reference_takes_every_memory_layout(dtype, shape, axis, layout):
+    x = wide_range(shape, dtype)
+    expected = ops.dynamic_mx_quant(x, axis=axis, dst_type=E4M3)
+    actual = reference.dynamic_mx_quant(LAYOUTS[layout](x), axis, E4M3, 0)
+    for a, b in zip(actual, expected, strict=True):
+        assert_same_bytes(a, b)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
