@@ -201,6 +201,12 @@ def _convert(model: list) -> None:
     from mindspeed_lowp.megatron import ConversionError, convert_chunks
 
     args = get_args()
+    flag = typed("--mxfp8-defer-backward-quant", "--fp8-quant-fb-split")
+    if args.lowp_filter_fqns:
+        flag = "--lowp-filter-fqns"
+    if MINDSPEED_IS_HOST and flag is None:
+        return  # its own layers, its own recipes
+    _check_recipe(args)
     defer, operands = defer_policy(args)
     recipe = get_recipe(
         args.fp8_recipe, fp8_format=args.fp8, defer_backward_quant=defer, defer_operands=operands
@@ -208,19 +214,13 @@ def _convert(model: list) -> None:
     try:
         report = convert_chunks(model, recipe, args.lowp_filter_fqns or ())
     except ConversionError as error:
-        flag = typed("--mxfp8-defer-backward-quant", "--fp8-quant-fb-split")
-        if args.lowp_filter_fqns:
-            flag = "--lowp-filter-fqns"
-        if MINDSPEED_IS_HOST and flag is None:
-            print_rank_0(f"{args.fp8_recipe} training is MindSpeed's own: {error}")
-            return
         stop(f"{flag or f'--fp8-recipe {args.fp8_recipe}'}: {error}")
 
     device = next(parameter.device.type for chunk in model for parameter in chunk.parameters())
     if device != "npu" or args.lowp_emulate:
         print_rank_0(
             f"{recipe.name} is emulated on this device ({device}): quantized operands equal those of an "
-            "Ascend 950 to the last bit; speed and memory do not"
+            "Ascend 950 to the last bit; the speed does not"
         )
     for line in _start_up_lines(recipe.name, report, has_experts=bool(args.num_experts)):
         print_rank_0(line)

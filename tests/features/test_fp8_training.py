@@ -145,6 +145,8 @@ def convert(monkeypatch):
         model = [torch.nn.Linear(1, 1)]
         get_model = fp8_training.convert_model_wrapper(lambda provider, wrap_with_ddp=True: model)
         assert get_model("provider", wrap_with_ddp=False) is model
+        if not calls:
+            return None
         (call,) = calls
         assert call[0] is model
         return call[1:]
@@ -166,6 +168,17 @@ def test_recipe_follows_the_flags(convert, flags, defer, operands):
     assert (recipe.name, recipe.fp8_format) == ("mxfp8", "hybrid")
     assert (recipe.defer_backward_quant, recipe.defer_operands) == (defer, operands)
     assert list(filters) == ["mlp"]
+
+
+def test_mindspeeds_own_fp8_training_is_left_alone(convert, monkeypatch):
+    monkeypatch.setattr(fp8_training, "MINDSPEED_IS_HOST", True)
+    assert convert(fp8="hif8", fp8_recipe="tensorwise") is None  # neither is a recipe of ours
+    with pytest.raises(SystemExit, match="error: --fp8-.*tensorwise.*accepted: mxfp8"):
+        convert(fp8_recipe="tensorwise", lowp_filter_fqns=["mlp"])
+
+
+def test_a_run_without_fp8_is_left_alone(convert):
+    assert convert(fp8=None) is None
 
 
 def test_start_up_lines(convert, capsys):
