@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 END_OF_DOCUMENT = 256
+FEW_DOCUMENTS = 200  # so that a part of one percent holds some
 # Tests of the standard library, and what was installed beside it.
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
@@ -55,6 +56,11 @@ def main() -> None:
     write_dataset(arguments.output, documents)
     size = sum(map(len, documents))
     print(f"{arguments.output}_text_document: {len(documents)} documents, {size} bytes of text")
+    if len(documents) < FEW_DOCUMENTS:
+        print(
+            "With so few documents train with --split 100,0,0 --eval-iters 0: Megatron splits by document, and "
+            "stands still at a part without one."
+        )
 
 
 def text_files(roots: list[Path], suffix: str) -> list[Path]:
