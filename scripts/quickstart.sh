@@ -33,7 +33,7 @@ TRAINING=(
     --train-iters "$STEPS" --micro-batch-size 4 --global-batch-size 4
     --lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.1
     --weight-decay 0.1 --clip-grad 1.0 --attention-dropout 0 --hidden-dropout 0 --bf16 --seed 1234
-    --log-interval 10 --eval-interval "$STEPS" --eval-iters 4
+    --log-interval "$((STEPS < 20 ? 1 : 10))" --eval-interval "$STEPS" --eval-iters 4
 )
 
 train() { # NAME FLAGS...
@@ -44,7 +44,7 @@ train() { # NAME FLAGS...
     # The whole of Megatron's output is in the log; here, its progress and what this project says.
     python scripts/pretrain_gpt.py "${MODEL[@]}" "${DATA[@]}" "${TRAINING[@]}" "$@" 2>&1 |
         tee "$OUTPUT/$name.log" |
-        { grep --line-buffered -E "iteration +[0-9]+/|validation loss|MX|emulated|saved for backward" || true; } || {
+        { grep --line-buffered -E "iteration +[0-9]+/|validation loss|MX|emulated|Kept in|saved for backward" || true; } || {
         echo "the run stopped; the end of $OUTPUT/$name.log:"
         tail -n 20 "$OUTPUT/$name.log"
         exit 1

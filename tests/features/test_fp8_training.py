@@ -173,7 +173,7 @@ def test_recipe_follows_the_flags(convert, flags, defer, operands):
 def test_mindspeeds_own_fp8_training_is_left_alone(convert, monkeypatch):
     monkeypatch.setattr(fp8_training, "MINDSPEED_IS_HOST", True)
     assert convert(fp8="hif8", fp8_recipe="tensorwise") is None  # neither is a recipe of ours
-    with pytest.raises(SystemExit, match="error: --fp8-.*tensorwise.*accepted: mxfp8"):
+    with pytest.raises(SystemExit, match=r"error: --fp8-.*tensorwise.*accepted: mxfp8"):
         convert(fp8_recipe="tensorwise", lowp_filter_fqns=["mlp"])
 
 
