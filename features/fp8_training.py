@@ -185,10 +185,7 @@ def convert_model_wrapper(get_model: Callable[..., list]) -> Callable[..., list]
     @functools.wraps(get_model)
     def wrapper(*args: Any, **kwargs: Any) -> list:
         model = get_model(*args, **kwargs)
-        from megatron.training import get_args  # Megatron's own, known only now
-
-        if get_args().fp8:  # a patch outlives the run that asked for it
-            _convert(model)
+        _convert(model)
         return model
 
     return wrapper
@@ -201,6 +198,8 @@ def _convert(model: list) -> None:
     from mindspeed_lowp.megatron import ConversionError, convert_chunks
 
     args = get_args()
+    if not args.fp8:
+        return  # a patch outlives the run that asked for it
     flag = typed("--mxfp8-defer-backward-quant", "--fp8-quant-fb-split")
     if args.lowp_filter_fqns:
         flag = "--lowp-filter-fqns"
