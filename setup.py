@@ -8,6 +8,7 @@ it and falls back to PyTorch.
 
 import os
 import platform
+from glob import glob
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -52,6 +53,9 @@ setup(
         "mindspeed_lowp.layers",
         "mindspeed_lowp.megatron",
         "mindspeed_lowp.ops",
+        "mindspeed_lowp.ops.kernels",
+        "mindspeed_lowp.ops.npu",
+        "mindspeed_lowp.ops.reference",
         "mindspeed_lowp.recipes",
         "mindspeed_lowp.runtime",
     ],
@@ -63,10 +67,8 @@ setup(
     ext_modules=[
         Extension(
             "mindspeed_lowp.ops._kernels",
-            sources=[f"{CSRC}/dispatch.cpp"],
-            depends=[
-                f"{CSRC}/{name}" for name in ("kernels.cpp", "kernels.h", "formats.h", "quant.h", "dequant.h")
-            ],
+            sources=sorted(glob(f"{CSRC}/dispatch*.cpp")),
+            depends=[f"{CSRC}/kernels.cpp", *sorted(glob(f"{CSRC}/*.h"))],
             extra_compile_args=FLAGS,
             extra_link_args=["-pthread"],
             language="c++",

@@ -1,9 +1,11 @@
-"""Number formats as data: the element formats of MXFP8 and their shared E8M0 scale.
+"""Number formats as data: the element formats and the shared E8M0 scale of MX blocks.
 
 Everything else in the package asks these objects for limits and exponents, so that a number such as 448
-stands in one place. Values follow the OCP Microscaling specification 1.0 and torch's float8 dtypes.
+stands in one place. Values follow the OCP Microscaling specification 1.0, torch's float8 dtypes and, for
+HiFloat8, "Ascend HiFloat8 Format for Deep Learning" (arXiv 2409.16626).
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -21,13 +23,14 @@ E8M0_NPU_CODE = 293
 
 @dataclass(frozen=True)
 class FormatInfo:
-    """An element format with sign, ``exponent_bits`` and ``mantissa_bits``.
+    """An element format.
 
     Attributes:
         name: as users write it, e.g. ``"e4m3"``.
-        dtype: the torch dtype that stores it.
+        dtype: the torch dtype that stores it; uint8 where torch has none, with two elements a byte if
+            ``bits`` is 4, the first in the low half.
         npu_code: torch_npu's integer for it (torch's own ScalarType number is accepted everywhere as well).
-        bias: exponent bias.
+        bits: of an element.
         emax: exponent of the largest finite value.
         max: largest finite value.
         smallest: smallest positive (subnormal) value.
@@ -36,41 +39,46 @@ class FormatInfo:
     name: str
     dtype: torch.dtype
     npu_code: int
-    exponent_bits: int
-    mantissa_bits: int
-    bias: int
+    bits: int
     emax: int
     max: float
     smallest: float
 
 
-E4M3 = FormatInfo("e4m3", torch.float8_e4m3fn, 292, 4, 3, bias=7, emax=8, max=448.0, smallest=2.0**-9)
-E5M2 = FormatInfo("e5m2", torch.float8_e5m2, 291, 5, 2, bias=15, emax=15, max=57344.0, smallest=2.0**-16)
+E4M3 = FormatInfo("e4m3", torch.float8_e4m3fn, 292, bits=8, emax=8, max=448.0, smallest=2.0**-9)
+E5M2 = FormatInfo("e5m2", torch.float8_e5m2, 291, bits=8, emax=15, max=57344.0, smallest=2.0**-16)
+E2M1 = FormatInfo("e2m1", torch.uint8, 296, bits=4, emax=2, max=6.0, smallest=0.5)
+E1M2 = FormatInfo("e1m2", torch.uint8, 297, bits=4, emax=0, max=1.75, smallest=0.25)
+HIF8 = FormatInfo("hif8", torch.uint8, 290, bits=8, emax=15, max=32768.0, smallest=2.0**-22)
+INT8 = FormatInfo("int8", torch.int8, 1, bits=8, emax=6, max=127.0, smallest=1.0)
 
 #: The element formats of MXFP8.
 MXFP8_FORMATS = (E4M3, E5M2)
 
-# torch.float8_e5m2 is ScalarType 23 and torch.float8_e4m3fn is 24; torch_npu takes these numbers too.
-_BY_DTYPE = {
-    E5M2.dtype: E5M2,
-    E5M2.npu_code: E5M2,
-    23: E5M2,
-    E4M3.dtype: E4M3,
-    E4M3.npu_code: E4M3,
-    24: E4M3,
+# Every way of writing a format: torch's dtype, torch_npu's code, torch's ScalarType number.
+_SPELLINGS: dict[FormatInfo, tuple[torch.dtype | int, ...]] = {
+    E4M3: (torch.float8_e4m3fn, 292, 24),
+    E5M2: (torch.float8_e5m2, 291, 23),
+    E2M1: (torch.float4_e2m1fn_x2, 296, 45),
+    E1M2: (297,),
+    HIF8: (290,),
+    INT8: (torch.int8, 1),
 }
+_BY_SPELLING = {spelling: info for info, spellings in _SPELLINGS.items() for spelling in spellings}
 
 
-def mxfp8_format(dtype: torch.dtype | int, argument: str = "dst_type") -> FormatInfo:
-    """The format for a torch dtype or a torch_npu code.
+def format_of(
+    value: torch.dtype | int,
+    accepted: Collection[FormatInfo] = MXFP8_FORMATS,
+    argument: str = "dst_type",
+) -> FormatInfo:
+    """The format that a torch dtype or a torch_npu code means.
 
     Raises:
-        ValueError: naming ``argument``, if it is neither E4M3 nor E5M2.
+        ValueError: naming ``argument``, if it is none of ``accepted``.
     """
-    info = _BY_DTYPE.get(dtype)
-    if info is None:
-        raise ValueError(
-            f"{argument}={dtype!r} is not an MXFP8 element format; use torch.float8_e4m3fn (or 292, 24) or "
-            "torch.float8_e5m2 (or 291, 23)"
-        )
+    info = _BY_SPELLING.get(value)
+    if info is None or info not in accepted:
+        choices = (f"{i.name} ({', '.join(map(str, _SPELLINGS[i]))})" for i in accepted)
+        raise ValueError(f"{argument}={value!r} is not supported; use {' or '.join(choices)}")
     return info

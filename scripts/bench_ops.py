@@ -20,7 +20,8 @@ from torch import Tensor
 
 from mindspeed_lowp import get_recipe, lowp_linear, ops
 from mindspeed_lowp.memory import saved_bytes
-from mindspeed_lowp.ops import gemm, kernels, reference
+from mindspeed_lowp.ops import gemm, kernels
+from mindspeed_lowp.ops.reference import mx as reference
 
 E4M3 = torch.float8_e4m3fn
 LIMITS = {

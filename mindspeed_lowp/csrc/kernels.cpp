@@ -4,10 +4,12 @@
 // instantiated: a weak symbol compiled for AVX-512 must not be picked by the linker for the base level.
 
 #include "kernels.h"
-#include "dequant.h"
-#include "quant.h"
+#include "mx_dequant.h"
+#include "mx_quant.h"
 
 #define LOWP_JOIN_(a, b) a##b
 #define LOWP_JOIN(a, b) LOWP_JOIN_(a, b)
 
-const lowp::Kernels lowp::LOWP_JOIN(kernels_, LOWP_LEVEL) = {quant_last, quant_rows, quant_dual, dequant};
+const lowp::Kernels lowp::LOWP_JOIN(kernels_, LOWP_LEVEL) = {
+    {quant_last, quant_rows, quant_dual, dequant},
+};

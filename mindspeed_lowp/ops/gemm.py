@@ -16,7 +16,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from mindspeed_lowp.formats import E8M0_BIAS, MX_BLOCK, mxfp8_format
+from mindspeed_lowp.formats import E8M0_BIAS, MX_BLOCK, format_of
 
 #: ``dequantize(codes, mxscale, axis, dtype)``: values as a fresh row-major matrix of ``dtype``.
 Dequantize = Callable[[Tensor, Tensor, int, torch.dtype], Tensor]
@@ -33,7 +33,7 @@ def may_hold_bf16_subnormals(codes: Tensor, mxscale: Tensor, axis: int) -> bool:
 
     True if a block with an element other than 0 has a scale so small that its smallest code would be.
     """
-    lowest = E8M0_BIAS - 126 - int(math.log2(mxfp8_format(codes.dtype).smallest))
+    lowest = E8M0_BIAS - 126 - int(math.log2(format_of(codes.dtype).smallest))
     scale = mxscale.transpose(0, 1) if axis == 0 else mxscale  # [lines, ceil(n / 64), 2]
     scale = scale.reshape(scale.shape[0], -1)
     small = scale < lowest

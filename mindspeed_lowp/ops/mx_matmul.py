@@ -6,17 +6,65 @@ transposed views are fine, for codes and for scales. A NaN scale (0xFF) makes Na
 block contributes to.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from mindspeed_lowp.ops import _checks, _library, layout  # noqa: F401  (_library registers the operators)
+from mindspeed_lowp.ops import _checks, composed, layout
+from mindspeed_lowp.ops._library import operator
+from mindspeed_lowp.ops.kernels import mx as kernels
+from mindspeed_lowp.ops.npu import matmul as npu
+from mindspeed_lowp.ops.reference import mx as reference
 
-_quant_matmul = torch.ops.lowp.quant_matmul.default
-_grouped_matmul = torch.ops.lowp.grouped_matmul.default
-_add_quant_matmul_ = torch.ops.lowp.add_quant_matmul_.default
-_add_quant_gmm_ = torch.ops.lowp.add_quant_gmm_.default
+
+def _composed(schema: str, fake: Callable) -> torch._ops.OpOverload:
+    """Register a matmul: on an NPU its own operator, elsewhere the device's dequantization and a GEMM."""
+    name = schema[: schema.index("(")]
+    emulation = getattr(composed, name)
+    return operator(
+        schema,
+        reference=partial(emulation, reference.anti_mx_quant),
+        kernel=partial(emulation, kernels.anti_mx_quant),
+        npu=getattr(npu, name),
+        fake=fake,
+    )
+
+
+def _fake_quant_matmul(x1, x2, scale, pertoken_scale, bias, output_dtype):
+    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    return x1.new_empty((*batch, x1.shape[-2], x2.shape[-1]), dtype=output_dtype)
+
+
+def _fake_grouped_matmul(
+    x, weight, scale, per_token_scale, group_list, group_type, group_list_type, output_dtype
+):
+    shape = (x.shape[0], weight.shape[-1])
+    if group_type == 2:
+        shape = (group_list.shape[0], *shape)
+    return x.new_empty(shape, dtype=output_dtype)
+
+
+_quant_matmul = _composed(
+    "quant_matmul(Tensor x1, Tensor x2, Tensor scale, Tensor pertoken_scale, Tensor? bias,"
+    " ScalarType output_dtype) -> Tensor",
+    _fake_quant_matmul,
+)
+_grouped_matmul = _composed(
+    "grouped_matmul(Tensor x, Tensor weight, Tensor scale, Tensor per_token_scale, Tensor group_list,"
+    " int group_type, int group_list_type, ScalarType output_dtype) -> Tensor",
+    _fake_grouped_matmul,
+)
+_add_quant_matmul_ = _composed(
+    "add_quant_matmul_(Tensor(a!) self, Tensor x1, Tensor x2, Tensor x2_scale, Tensor x1_scale) -> ()",
+    lambda self, x1, x2, x2_scale, x1_scale: None,
+)
+_add_quant_gmm_ = _composed(
+    "add_quant_gmm_(Tensor(a!) self, Tensor x1, Tensor x2, Tensor x2_scale, Tensor group_list,"
+    " Tensor x1_scale, int group_list_type) -> ()",
+    lambda self, x1, x2, x2_scale, group_list, x1_scale, group_list_type: None,
+)
 
 
 def _pairs(k: int) -> int:

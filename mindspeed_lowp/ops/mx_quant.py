@@ -3,16 +3,66 @@
 import torch
 from torch import Tensor
 
-from mindspeed_lowp.formats import MX_BLOCK, mxfp8_format
-from mindspeed_lowp.ops import _checks, _library, layout  # noqa: F401  (_library registers the operators)
+from mindspeed_lowp.formats import MX_BLOCK, format_of
+from mindspeed_lowp.ops import _checks, layout
+from mindspeed_lowp.ops._library import operator
+from mindspeed_lowp.ops.kernels import mx as kernels
+from mindspeed_lowp.ops.npu import mx as npu
+from mindspeed_lowp.ops.reference import mx as reference
 
 _HALF = (torch.bfloat16, torch.float16)
 _FLOATS = (*_HALF, torch.float32)
 
-_dynamic_mx_quant = torch.ops.lowp.dynamic_mx_quant.default
-_dynamic_mx_quant_with_dual_axis = torch.ops.lowp.dynamic_mx_quant_with_dual_axis.default
-_grouped_dynamic_mx_quant = torch.ops.lowp.grouped_dynamic_mx_quant.default
-_anti_mx_quant = torch.ops.lowp.anti_mx_quant.default
+
+def _fake(x: Tensor, dst_type: torch.dtype, scale_shape: list[int]) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=dst_type), x.new_empty(scale_shape, dtype=torch.uint8)
+
+
+def _fake_one_axis(x: Tensor, axis: int, dst_type: torch.dtype, scale_alg: int) -> tuple[Tensor, ...]:
+    return _fake(x, dst_type, layout.scale_shape(x.shape, axis))
+
+
+def _fake_dual_axis(x: Tensor, dst_type: torch.dtype, scale_alg: int) -> tuple[Tensor, ...]:
+    last = x.dim() - 1
+    return *_fake_one_axis(x, last, dst_type, scale_alg), *_fake_one_axis(x, last - 1, dst_type, scale_alg)
+
+
+def _fake_grouped(
+    x: Tensor, group_index: Tensor, dst_type: torch.dtype, scale_alg: int
+) -> tuple[Tensor, ...]:
+    return _fake(x, dst_type, layout.grouped_scale_shape(x.shape, group_index.shape[0]))
+
+
+_dynamic_mx_quant = operator(
+    "dynamic_mx_quant(Tensor x, int axis, ScalarType dst_type, int scale_alg) -> (Tensor, Tensor)",
+    reference=reference.dynamic_mx_quant,
+    kernel=kernels.dynamic_mx_quant,
+    npu=npu.dynamic_mx_quant,
+    fake=_fake_one_axis,
+)
+_dynamic_mx_quant_with_dual_axis = operator(
+    "dynamic_mx_quant_with_dual_axis(Tensor x, ScalarType dst_type, int scale_alg)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    reference=reference.dynamic_mx_quant_with_dual_axis,
+    kernel=kernels.dynamic_mx_quant_with_dual_axis,
+    npu=npu.dynamic_mx_quant_with_dual_axis,
+    fake=_fake_dual_axis,
+)
+_grouped_dynamic_mx_quant = operator(
+    "grouped_dynamic_mx_quant(Tensor x, Tensor group_index, ScalarType dst_type, int scale_alg)"
+    " -> (Tensor, Tensor)",
+    reference=reference.grouped_dynamic_mx_quant,
+    kernel=kernels.grouped_dynamic_mx_quant,
+    npu=npu.grouped_dynamic_mx_quant,
+    fake=_fake_grouped,
+)
+_anti_mx_quant = operator(
+    "anti_mx_quant(Tensor x, Tensor mxscale, int axis, ScalarType dst_type) -> Tensor",
+    reference=reference.anti_mx_quant,
+    kernel=kernels.anti_mx_quant,
+    npu=npu.anti_mx_quant,
+    fake=lambda x, mxscale, axis, dst_type: x.new_empty(x.shape, dtype=dst_type),
+)
 
 
 def _axis(axis: int, dim: int) -> int:
@@ -59,7 +109,7 @@ def dynamic_mx_quant(
 
     Source: ``npu_dynamic_mx_quant``; aclnnDynamicMxQuantV3 and its golden (hicann/ops-nn).
     """
-    info = mxfp8_format(dst_type)
+    info = format_of(dst_type)
     if round_mode != "rint" or block_size != MX_BLOCK or scale_alg not in (0, 1):
         _checks.choice("round_mode", round_mode, ("rint",))
         _checks.choice("block_size", block_size, (MX_BLOCK,))
@@ -98,7 +148,7 @@ def dynamic_mx_quant_with_dual_axis(
 
     Source: ``npu_dynamic_mx_quant_with_dual_axis``; aclnnDynamicMxQuantWithDualAxisV2 and its golden.
     """
-    info = mxfp8_format(dst_type)
+    info = format_of(dst_type)
     if round_mode != "rint" or scale_alg not in (0, 1):
         _checks.choice("round_mode", round_mode, ("rint",))
         _checks.choice("scale_alg", scale_alg, (0, 1))
@@ -140,7 +190,7 @@ def grouped_dynamic_mx_quant(
 
     Source: ``npu_grouped_dynamic_mx_quant``; aclnnGroupedDynamicMxQuantV2, its golden and its arch35 kernel.
     """
-    info = mxfp8_format(dst_type)
+    info = format_of(dst_type)
     if round_mode != "rint" or blocksize != MX_BLOCK or scale_alg not in (0, 1):
         _checks.choice("round_mode", round_mode, ("rint",))
         _checks.choice("blocksize", blocksize, (MX_BLOCK,))

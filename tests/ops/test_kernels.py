@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from mindspeed_lowp.ops import kernels, layout, reference
+from mindspeed_lowp.ops import kernels, layout
+from mindspeed_lowp.ops.kernels import mx
+from mindspeed_lowp.ops.reference import mx as reference
 from tests.ops.data import (
     ALGORITHMS,
     FLOATS,
@@ -68,7 +70,7 @@ def test_single_axis(level, dtype, info, alg):
         x = sample(shape, dtype)
         for axis in range(len(shape)):
             arguments = (x, axis, info.dtype, alg)
-            assert_all_same(kernels.dynamic_mx_quant(*arguments), reference.dynamic_mx_quant(*arguments))
+            assert_all_same(mx.dynamic_mx_quant(*arguments), reference.dynamic_mx_quant(*arguments))
 
 
 @pytest.mark.parametrize("alg", ALGORITHMS)
@@ -78,7 +80,7 @@ def test_dual_axis(level, dtype, info, alg):
     for shape in SHAPES[2:]:
         arguments = (sample(shape, dtype), info.dtype, alg)
         assert_all_same(
-            kernels.dynamic_mx_quant_with_dual_axis(*arguments),
+            mx.dynamic_mx_quant_with_dual_axis(*arguments),
             reference.dynamic_mx_quant_with_dual_axis(*arguments),
         )
 
@@ -92,7 +94,7 @@ def test_grouped(level, dtype, info, alg):
         for ends in ([200], [0, 200], [0, 0, 31, 31, 96, 160, 200, 200], [1, 2, 3, 200]):
             arguments = (x, torch.tensor(ends), info.dtype, alg)
             assert_all_same(
-                kernels.grouped_dynamic_mx_quant(*arguments), reference.grouped_dynamic_mx_quant(*arguments)
+                mx.grouped_dynamic_mx_quant(*arguments), reference.grouped_dynamic_mx_quant(*arguments)
             )
 
 
@@ -107,7 +109,7 @@ def test_matrices_of_one_magnitude(level, info, alg):
     assert x.isfinite().all()
     arguments = (x, info.dtype, alg)
     assert_all_same(
-        kernels.dynamic_mx_quant_with_dual_axis(*arguments),
+        mx.dynamic_mx_quant_with_dual_axis(*arguments),
         reference.dynamic_mx_quant_with_dual_axis(*arguments),
     )
 
@@ -117,17 +119,15 @@ def test_threads_change_nothing(level, threads):
     x = normal((1031, 1100))
     for axis in (0, 1):
         arguments = (x, axis, torch.float8_e4m3fn, 0)
-        assert_all_same(kernels.dynamic_mx_quant(*arguments), reference.dynamic_mx_quant(*arguments))
+        assert_all_same(mx.dynamic_mx_quant(*arguments), reference.dynamic_mx_quant(*arguments))
     arguments = (x, torch.float8_e4m3fn, 0)
-    dual = kernels.dynamic_mx_quant_with_dual_axis(*arguments)
+    dual = mx.dynamic_mx_quant_with_dual_axis(*arguments)
     assert_all_same(dual, reference.dynamic_mx_quant_with_dual_axis(*arguments))
     for codes, mxscale, axis in ((*dual[:2], 1), (*dual[2:], 0)):
         arguments = (codes, mxscale, axis, torch.float32)
-        assert_same_bytes(kernels.anti_mx_quant(*arguments), reference.anti_mx_quant(*arguments))
+        assert_same_bytes(mx.anti_mx_quant(*arguments), reference.anti_mx_quant(*arguments))
     arguments = (x, torch.tensor([0, 500, 777, 777, 1031]), torch.float8_e4m3fn, 0)
-    assert_all_same(
-        kernels.grouped_dynamic_mx_quant(*arguments), reference.grouped_dynamic_mx_quant(*arguments)
-    )
+    assert_all_same(mx.grouped_dynamic_mx_quant(*arguments), reference.grouped_dynamic_mx_quant(*arguments))
 
 
 def assert_same_values(actual, expected):
@@ -143,8 +143,8 @@ def test_dequantization_of_every_code_under_every_scale(level, info, dtype):
     byte = torch.arange(256).to(torch.uint8)
     mxscale = layout.interleave(byte.view(1, 256, 1).expand(1, 256, 256).contiguous())[0]
     expected = reference.anti_mx_quant(codes, mxscale, 0, dtype)
-    assert_same_values(kernels.anti_mx_quant(codes, mxscale, 0, dtype), expected)
-    actual = kernels.anti_mx_quant(codes.t().contiguous(), mxscale.transpose(0, 1).contiguous(), 1, dtype)
+    assert_same_values(mx.anti_mx_quant(codes, mxscale, 0, dtype), expected)
+    actual = mx.anti_mx_quant(codes.t().contiguous(), mxscale.transpose(0, 1).contiguous(), 1, dtype)
     assert_same_values(actual.t(), expected)
 
 
@@ -163,7 +163,7 @@ def test_dequantization_reads_any_layout_in_place(level, shape, dtype):
         strided = raw.repeat_interleave(2, dim=1)[:, ::2]
         for codes in (raw, raw.t().contiguous().t(), wide, tall, strided):
             for scales in (mxscale, mxscale.transpose(0, 1).contiguous().transpose(0, 1)):
-                actual = kernels.anti_mx_quant(codes.view(torch.float8_e4m3fn), scales, axis, dtype)
+                actual = mx.anti_mx_quant(codes.view(torch.float8_e4m3fn), scales, axis, dtype)
                 assert_same_bytes(actual, expected)
 
 
@@ -172,7 +172,7 @@ def test_dequantization_of_more_dimensions(level):
     for axis in range(4):
         codes, mxscale = reference.dynamic_mx_quant(x, axis, torch.float8_e4m3fn, 0)
         arguments = (codes, mxscale, axis, torch.float32)
-        assert_same_bytes(kernels.anti_mx_quant(*arguments), reference.anti_mx_quant(*arguments))
+        assert_same_bytes(mx.anti_mx_quant(*arguments), reference.anti_mx_quant(*arguments))
 
 
 def test_an_unknown_level_is_refused():

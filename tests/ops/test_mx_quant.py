@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mindspeed_lowp import ops
-from mindspeed_lowp.ops import reference
+from mindspeed_lowp.ops.reference import mx as reference
 from tests.ops.data import ALGORITHMS, FLOATS, FLOATS_AND_FP32, FORMATS, assert_same_bytes, normal, wide_range
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

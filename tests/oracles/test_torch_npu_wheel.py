@@ -1,4 +1,4 @@
-"""What ops/npu.py calls, against the torch_npu wheel: read, never imported.
+"""What ops/npu calls, against the torch_npu wheel: read, never imported.
 
 The wheel is looked for where TORCH_NPU_WHEEL points (a wheel file, or a folder that holds the unpacked
 `torch_npu`), else downloaded once into pytest's cache. Its schemas are parsed by torch and its meta functions
@@ -23,6 +23,7 @@ import torch
 
 from mindspeed_lowp import ops
 from mindspeed_lowp.ops import npu
+from mindspeed_lowp.ops.npu import matmul, mx
 from tests.ops.test_registration import NAMES, operands
 
 VERSION = "2.13.0"
@@ -87,7 +88,7 @@ def meta_functions(source: str, operators: list[str]) -> dict[str, Callable]:
 
 @pytest.fixture(scope="module")
 def torch_npu(request) -> Iterator[types.SimpleNamespace]:
-    """torch_npu as far as npu.py calls it: its schemas on its meta functions, under a name of their own."""
+    """torch_npu as far as ops/npu calls it: its schemas on its meta functions, under a name of their own."""
     read = read_wheel(request.config.cache)
     operators = [f"npu_{name}" for name in NAMES]
     schemas = dict(re.findall(r"func: (npu_\w+)(\(.*)", read(SCHEMAS)))
@@ -102,11 +103,15 @@ def torch_npu(request) -> Iterator[types.SimpleNamespace]:
     library._destroy()
 
 
+def npu_call(name: str) -> Callable:
+    return next(getattr(family, name) for family in (mx, matmul) if hasattr(family, name))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_wheel_accepts_our_call_and_returns_our_shapes_and_dtypes(name, torch_npu, monkeypatch):
-    monkeypatch.setattr(npu, "_torch_npu", lambda: torch_npu)
+    monkeypatch.setattr(npu, "torch_npu", lambda: torch_npu)
     arguments = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in operands()[name]]
-    theirs = getattr(npu, name)(*arguments)
+    theirs = npu_call(name)(*arguments)
     ours = getattr(torch.ops.lowp, name)(*arguments)
     for t, o in zip(*(v if isinstance(v, tuple) else (v,) for v in (theirs, ours)), strict=True):
         if o is not None:
@@ -114,10 +119,10 @@ def test_the_wheel_accepts_our_call_and_returns_our_shapes_and_dtypes(name, torc
 
 
 def test_the_split_k_call_of_grouped_matmul_is_accepted_too(torch_npu, monkeypatch):
-    monkeypatch.setattr(npu, "_torch_npu", lambda: torch_npu)
+    monkeypatch.setattr(npu, "torch_npu", lambda: torch_npu)
     _, x1, x2, x2_scale, group_list, x1_scale, _ = operands()["add_quant_gmm_"]
     arguments = [t.to("meta") for t in (x1, x2, x2_scale, x1_scale, group_list)]
-    theirs = npu.grouped_matmul(*arguments, 2, 0, torch.float32)
+    theirs = npu_call("grouped_matmul")(*arguments, 2, 0, torch.float32)
     assert (theirs.shape, theirs.dtype) == ((3, 40, 24), torch.float32)
 
 

@@ -1,103 +1,30 @@
-"""The C++ kernels of `csrc`, called through ctypes. Where they were not built, importing this warns once.
-
-`LOWP_CPU_LEVEL` (``v4``: AVX-512, ``v3``: AVX2, ``base``) forces a level; by default the CPU's highest is
-used.
-"""
-
-import ctypes
-import os
-import warnings
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
+"""The MX kernels, each allocating its results and calling one function of the library."""
 
 import torch
 from torch import Tensor
 
 from mindspeed_lowp.formats import E4M3, E5M2
 from mindspeed_lowp.ops import layout
+from mindspeed_lowp.ops.kernels import INPUT, INT, INT64, POINTER, function
 
-LEVELS = ("v4", "v3", "base")
+_FORMAT = {E4M3.dtype: 0, E5M2.dtype: 1}  # csrc/mx.h
 
-# Enumerations of csrc/kernels.h.
-_INPUT = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-_FORMAT = {E4M3.dtype: 0, E5M2.dtype: 1}
-
-_POINTER, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-_SIGNATURES = {
-    "lowp_supports": [ctypes.c_char_p],
-    "lowp_use": [ctypes.c_char_p],
-    "lowp_mx_quant": [_POINTER] * 3 + [_INT64] * 3 + [_INT] * 4,
-    "lowp_mx_quant_dual": [_POINTER] * 5 + [_INT64] * 3 + [_INT] * 4,
-    "lowp_mx_quant_grouped": [_POINTER] * 4 + [_INT64] * 3 + [_INT] * 4,
-    "lowp_mx_dequant": [_POINTER] * 3 + [_INT64] * 10 + [_INT] * 4,
-}
-
-
-def _load() -> ctypes.CDLL | None:
-    reason = "it was installed where no C++ compiler was found"
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name("_kernels" + suffix)
-        if not path.exists():
-            continue
-        try:
-            library = ctypes.CDLL(str(path))
-        except OSError as error:
-            reason = str(error)
-            continue
-        for name, arguments in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.argtypes = arguments
-            function.restype = _INT if name == "lowp_supports" else None
-        return library
-    warnings.warn(
-        f"mindspeed_lowp has no C++ kernels ({reason}): quantization on the CPU uses PyTorch and is slow. "
-        "Install a C++ compiler, then reinstall mindspeed_lowp.",
-        stacklevel=2,
-    )
-    return None
-
-
-_library = _load()
-
-
-def available() -> bool:
-    """Whether the library was found. If not, nothing else here may be called."""
-    return _library is not None
-
-
-def supported_levels() -> list[str]:
-    """The levels that were built and that this CPU can run, best first."""
-    return [level for level in LEVELS if available() and _library.lowp_supports(level.encode())]
-
-
-def use_level(level: str) -> None:
-    """Use the kernels of this level from now on.
-
-    Raises:
-        ValueError: if it was not built or the CPU cannot run it.
-    """
-    accepted = supported_levels()
-    if level not in accepted:
-        raise ValueError(
-            f"CPU level {level!r} (LOWP_CPU_LEVEL) is not supported here; use {' or '.join(accepted)}"
-        )
-    _library.lowp_use(level.encode())
-
-
-if available():
-    use_level(os.environ.get("LOWP_CPU_LEVEL") or supported_levels()[0])
+_quant = function("lowp_mx_quant", [POINTER] * 3 + [INT64] * 3 + [INT] * 4)
+_quant_dual = function("lowp_mx_quant_dual", [POINTER] * 5 + [INT64] * 3 + [INT] * 4)
+_quant_grouped = function("lowp_mx_quant_grouped", [POINTER] * 4 + [INT64] * 3 + [INT] * 4)
+_dequant = function("lowp_mx_dequant", [POINTER] * 3 + [INT64] * 10 + [INT] * 4)
 
 
 def dynamic_mx_quant(x: Tensor, axis: int, dst_type: torch.dtype, scale_alg: int) -> tuple[Tensor, Tensor]:
     x = x.contiguous()
     y = torch.empty(x.shape, dtype=dst_type)
     mxscale = torch.empty(layout.scale_shape(x.shape, axis), dtype=torch.uint8)
-    _library.lowp_mx_quant(
+    _quant(
         x.data_ptr(),
         y.data_ptr(),
         mxscale.data_ptr(),
         *layout.collapse(x.shape, axis),
-        _INPUT[x.dtype],
+        INPUT[x.dtype],
         _FORMAT[dst_type],
         scale_alg,
         torch.get_num_threads(),
@@ -113,14 +40,14 @@ def dynamic_mx_quant_with_dual_axis(
     y1, y2 = torch.empty(x.shape, dtype=dst_type), torch.empty(x.shape, dtype=dst_type)
     mxscale1 = torch.empty(layout.scale_shape(x.shape, last), dtype=torch.uint8)
     mxscale2 = torch.empty(layout.scale_shape(x.shape, last - 1), dtype=torch.uint8)
-    _library.lowp_mx_quant_dual(
+    _quant_dual(
         x.data_ptr(),
         y1.data_ptr(),
         mxscale1.data_ptr(),
         y2.data_ptr(),
         mxscale2.data_ptr(),
         *layout.collapse(x.shape, last - 1),
-        _INPUT[x.dtype],
+        INPUT[x.dtype],
         _FORMAT[dst_type],
         scale_alg,
         torch.get_num_threads(),
@@ -135,14 +62,14 @@ def grouped_dynamic_mx_quant(
     x = x.contiguous()
     y = torch.empty(x.shape, dtype=dst_type)
     mxscale = torch.zeros(layout.grouped_scale_shape(x.shape, len(ends)), dtype=torch.uint8)
-    _library.lowp_mx_quant_grouped(
+    _quant_grouped(
         x.data_ptr(),
         y.data_ptr(),
         mxscale.data_ptr(),
-        (_INT64 * len(ends))(*ends),
+        (INT64 * len(ends))(*ends),
         len(ends),
         *x.shape,
-        _INPUT[x.dtype],
+        INPUT[x.dtype],
         _FORMAT[dst_type],
         scale_alg,
         torch.get_num_threads(),
@@ -169,7 +96,7 @@ def anti_mx_quant(x: Tensor, mxscale: Tensor, axis: int, dst_type: torch.dtype) 
         else:
             shape, strides, axis = (batch, rows, cols), (rows * cols, cols, 1), 0
             scale_strides = (pairs * cols * 2, 2 * cols, 2, 1)
-    _library.lowp_mx_dequant(
+    _dequant(
         x.data_ptr(),
         mxscale.data_ptr(),
         out.data_ptr(),
@@ -178,7 +105,7 @@ def anti_mx_quant(x: Tensor, mxscale: Tensor, axis: int, dst_type: torch.dtype) 
         *scale_strides,
         axis,
         _FORMAT[x.dtype],
-        _INPUT[dst_type],
+        INPUT[dst_type],
         torch.get_num_threads(),
     )
     return out

@@ -1,12 +1,9 @@
-"""The specification: MX quantization and dequantization in a few lines of PyTorch, on any device.
-
-All other implementations equal this one to the last bit.
-"""
+"""MX quantization and dequantization."""
 
 import torch
 from torch import Tensor
 
-from mindspeed_lowp.formats import E8M0_NAN, MX_BLOCK, FormatInfo, mxfp8_format
+from mindspeed_lowp.formats import E8M0_NAN, MX_BLOCK, FormatInfo, format_of
 from mindspeed_lowp.ops import layout
 
 
@@ -44,9 +41,7 @@ def _quantize_blocks(x: Tensor, info: FormatInfo, scale_alg: int) -> tuple[Tenso
 
 
 def dynamic_mx_quant(x: Tensor, axis: int, dst_type: torch.dtype, scale_alg: int) -> tuple[Tensor, Tensor]:
-    codes, byte = _quantize_blocks(
-        x.reshape(layout.collapse(x.shape, axis)), mxfp8_format(dst_type), scale_alg
-    )
+    codes, byte = _quantize_blocks(x.reshape(layout.collapse(x.shape, axis)), format_of(dst_type), scale_alg)
     mxscale = layout.interleave(byte).view(layout.scale_shape(x.shape, axis))
     return codes.reshape(x.shape).contiguous(), mxscale
 

@@ -1,0 +1,82 @@
+"""The vendor's golden functions and case lists, from a checkout of hicann/ops-nn that OPS_NN_PATH names."""
+
+import csv
+import importlib.util
+import math
+import os
+from ast import literal_eval
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.ops.data import assert_same_bytes
+
+CHECKOUT = Path(os.environ.get("OPS_NN_PATH", "/nonexistent"))
+needs_checkout = pytest.mark.skipif(
+    "OPS_NN_PATH" not in os.environ, reason="OPS_NN_PATH does not name a checkout of hicann/ops-nn"
+)
+
+VENDOR_FORMAT = {torch.float8_e5m2: 35, torch.float8_e4m3fn: 36}
+INPUT = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+LARGEST = (
+    1 << 20
+)  # elements; longer cases are cut along their first axes, the goldens take seconds per million
+
+
+def golden(path: str, name: str):
+    spec = importlib.util.spec_from_file_location(f"golden_{name}", CHECKOUT / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return np.errstate(all="ignore")(getattr(module, name))
+
+
+def quantizer(name: str):
+    return golden(f"quant/{name}/tests/assets/golden.py", f"{name}_golden")
+
+
+def vendor_cases(name: str) -> list:
+    """FP8 cases of the operator's lists: shape, dtype, attributes, range of values."""
+    cases = {}
+    for path in sorted((CHECKOUT / f"quant/{name}/tests/st/arch35").glob("*.csv")):
+        with path.open() as file:
+            for row in csv.DictReader(file):
+                attributes = literal_eval(row["attributes"])
+                if attributes["dst_type"] in VENDOR_FORMAT.values():
+                    ranges = eval(row["input_data_ranges"], {"inf": math.inf, "nan": math.nan})
+                    shapes = literal_eval(row["input_ori_shapes"])
+                    dtype = INPUT[literal_eval(row["input_dtypes"])[0]]
+                    cases[row["testcase_name"]] = (shapes, dtype, attributes, ranges[0])
+    return [pytest.param(*case, id=case_name) for case_name, case in cases.items()]
+
+
+def sample(shape: tuple[int, ...], dtype: torch.dtype, low: float, high: float) -> Tensor:
+    """Uniform numbers of a vendor case; an infinite range means that Inf and NaN are mixed in."""
+    shape = list(shape)
+    for axis in range(len(shape)):
+        while math.prod(shape) > LARGEST and shape[axis] > 64:
+            shape[axis] = max(64, shape[axis] // 2 + 1)
+    generator = torch.Generator().manual_seed(0)
+    if math.isfinite(low) and math.isfinite(high):
+        x = torch.rand(shape, generator=generator, dtype=torch.double)
+        return (low + x * high - x * low).to(dtype)
+    x = torch.randn(shape, generator=generator)
+    chosen = torch.rand(shape, generator=generator)
+    x[chosen < 0.01] = low
+    x[chosen > 0.99] = high
+    return x.to(dtype)
+
+
+def as_numpy(x: Tensor) -> np.ndarray:
+    if x.dtype == torch.bfloat16:
+        return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return x.numpy()
+
+
+def same(actual: Tensor, expected: np.ndarray) -> None:
+    assert_same_bytes(
+        actual.view(torch.uint8), torch.from_numpy(np.ascontiguousarray(expected).view(np.uint8))
+    )
