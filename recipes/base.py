@@ -23,7 +23,11 @@ Role = Literal["input", "weight", "grad"]
 
 
 class Operand(NamedTuple):
-    """A quantized matrix, or a stack of them: codes and the scales that belong to them."""
+    """A quantized matrix, or a stack of them: codes and the scales that belong to them.
+
+    The scales' dimensions tell what they are for: one more than the data's, MX blocks in pairs; as many,
+    tiles; fewer, one scale a matrix.
+    """
 
     data: Tensor
     scale: Tensor
@@ -31,25 +35,53 @@ class Operand(NamedTuple):
     @property
     def mT(self) -> Operand:
         """The transposed matrix, as views: data [..., M, N] -> [..., N, M], scale dimensions alike."""
-        return Operand(self.data.mT, self.scale.transpose(-3, -2))
+        if self.scale.dim() > self.data.dim():
+            return Operand(self.data.mT, self.scale.transpose(-3, -2))
+        return Operand(self.data.mT, self.scale.mT if self.scale.dim() == self.data.dim() else self.scale)
 
 
 class Recipe(ABC):
-    """How a linear layer quantizes. Subclasses are frozen dataclasses, one recipe a file."""
+    """How a linear layer quantizes. Subclasses are frozen dataclasses, one recipe a file.
+
+    name: what `--fp8-recipe` calls it.
+    formats: the values of its option `fp8_format`.
+    row_alignment: rows of two parts of a tensor that are a multiple of it can be quantized along the rows
+        apart and concatenated, data and scales alike.
+    """
 
     name: ClassVar[str]
+    formats: ClassVar[tuple[str, ...]]
+    row_alignment: ClassVar[int]
 
-    @abstractmethod
+    fp8_format: str
+
+    def __post_init__(self) -> None:
+        if self.fp8_format not in self.formats:
+            raise ValueError(
+                f"fp8_format={self.fp8_format!r}: {self.name} takes one of {', '.join(self.formats)}"
+            )
+
+    def for_layer(self) -> Recipe:
+        """The recipe for one layer: itself, unless it keeps a state that each layer needs for its own."""
+        return self
+
     def defers(self, role: Role) -> bool:
         """Whether forward leaves the second axis of this tensor to backward, which quantizes it again."""
+        return False
+
+    @abstractmethod
+    def one_copy_serves_both_axes(self, role: Role) -> bool:
+        """Whether the two axes of this tensor share their codes and the scales of a whole matrix."""
 
     @abstractmethod
     def quantize(self, x: Tensor, role: Role, axes: Sequence[int]) -> dict[int, Operand]:
         """Quantize x [..., M, N] along each of `axes` (-1, -2, or both in one pass); keyed by axis."""
 
     @abstractmethod
-    def quantize_groups(self, x: Tensor, role: Role, group_list: Tensor) -> Operand:
-        """Quantize x [T, N] along its rows, scales starting anew at each group.
+    def quantize_groups(
+        self, x: Tensor, role: Role, group_list: Tensor, axes: Sequence[int]
+    ) -> dict[int, Operand]:
+        """The same for x [T, N] whose rows belong to groups: no scale is shared by two of them.
 
         group_list [E]: cumulative row counts, the last one equal to T.
         """

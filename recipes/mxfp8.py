@@ -15,7 +15,6 @@ from mindspeed_lowp.formats import MX_BLOCK
 from mindspeed_lowp.ops.layout import PAIR, group_scale_row, grouped_scale_shape
 from mindspeed_lowp.recipes.base import Operand, Recipe, Role
 
-FORMATS = ("e4m3", "hybrid")
 DEFER_OPERANDS = ("weight", "all")
 
 _E8M0 = torch.float8_e8m0fnu
@@ -36,14 +35,15 @@ class MXFP8Recipe(Recipe):
     """
 
     name: ClassVar[str] = "mxfp8"
+    formats: ClassVar[tuple[str, ...]] = ("e4m3", "hybrid")
+    row_alignment: ClassVar[int] = PAIR
 
     fp8_format: Literal["e4m3", "hybrid"] = "e4m3"
     defer_backward_quant: bool = False
     defer_operands: Literal["weight", "all"] = "weight"
 
     def __post_init__(self) -> None:
-        if self.fp8_format not in FORMATS:
-            raise ValueError(f"fp8_format={self.fp8_format!r}: mxfp8 takes one of {', '.join(FORMATS)}")
+        super().__post_init__()
         if self.defer_operands not in DEFER_OPERANDS:
             raise ValueError(
                 f"defer_operands={self.defer_operands!r}: expected one of {', '.join(DEFER_OPERANDS)}"
@@ -51,6 +51,9 @@ class MXFP8Recipe(Recipe):
 
     def defers(self, role: Role) -> bool:
         return self.defer_backward_quant and (role == "weight" or self.defer_operands == "all")
+
+    def one_copy_serves_both_axes(self, role: Role) -> bool:
+        return False
 
     def _element_dtype(self, role: Role) -> torch.dtype:
         return torch.float8_e5m2 if role == "grad" and self.fp8_format == "hybrid" else torch.float8_e4m3fn
@@ -63,11 +66,15 @@ class MXFP8Recipe(Recipe):
             return {-1: Operand(last, last_scale), -2: Operand(second, second_scale)}
         return {axis: _quantize_axis(x, axis, dst_type) for axis in axes}
 
-    def quantize_groups(self, x: Tensor, role: Role, group_list: Tensor) -> Operand:
+    def quantize_groups(
+        self, x: Tensor, role: Role, group_list: Tensor, axes: Sequence[int]
+    ) -> dict[int, Operand]:
+        # Along the last axis no block holds two rows, so the groups do not matter.
         dst_type = self._element_dtype(role)
-        if x.dtype == torch.float32:
-            return _quantize_groups_fp32(x, group_list, dst_type)
-        return Operand(*ops.grouped_dynamic_mx_quant(x, group_list.to(torch.int32), dst_type=dst_type))
+        return {
+            axis: _quantize_axis(x, -1, dst_type) if axis == -1 else _quantize_groups(x, group_list, dst_type)
+            for axis in axes
+        }
 
     def slice_group(self, x: Operand, group: int, start: int, end: int) -> Operand:
         first = group_scale_row(start, group)
@@ -152,8 +159,11 @@ def _quantize_axis(x: Tensor, axis: int, dst_type: torch.dtype) -> Operand:
     return Operand(*ops.dynamic_mx_quant(x, axis=axis, dst_type=dst_type))
 
 
-def _quantize_groups_fp32(x: Tensor, group_list: Tensor, dst_type: torch.dtype) -> Operand:
-    """Group by group, in the layout of `grouped_dynamic_mx_quant`, which takes 16-bit tensors only."""
+def _quantize_groups(x: Tensor, group_list: Tensor, dst_type: torch.dtype) -> Operand:
+    """Along the rows, blocks restarting at each group."""
+    if x.dtype != torch.float32:
+        return Operand(*ops.grouped_dynamic_mx_quant(x, group_list.to(torch.int32), dst_type=dst_type))
+    # The operator takes 16-bit tensors only: group by group, in its layout.
     data = torch.empty_like(x, dtype=dst_type)
     scale = x.new_zeros(grouped_scale_shape(x.shape, len(group_list)), dtype=torch.uint8)
     start = 0

@@ -55,15 +55,14 @@ class _LowpGroupedLinear(torch.autograd.Function):
         rows = x[: sum(counts)]  # [T, K]
         needs_dx = backward_may_come and ctx.needs_input_grad[0]
         needs_dw = backward_may_come and any(ctx.needs_input_grad[6:])
+        keeps_x = needs_dw and not recipe.defers("input")
         keeps_w = needs_dx and not recipe.defers("weight")
 
         w_fprop, w_dgrad = weights_class.quantize(parameters, recipe, fprop=True, dgrad=keeps_w)
-        x_fprop = recipe.quantize(rows, "input", (-1,))[-1]
-        y = _with_surplus(recipe.grouped_matmul(x_fprop, w_fprop, group_list, x.dtype), len(x))
+        x_quantized = recipe.quantize_groups(rows, "input", group_list, (-1, -2) if keeps_x else (-1,))
+        y = _with_surplus(recipe.grouped_matmul(x_quantized[-1], w_fprop, group_list, x.dtype), len(x))
 
-        kept_x = None
-        if needs_dw:
-            kept_x = rows if recipe.defers("input") else recipe.quantize_groups(rows, "input", group_list)
+        kept_x = (x_quantized[-2] if keeps_x else rows) if needs_dw else None
         kept_w = parameters if needs_dx and not keeps_w else ()
         ctx.save_for_backward(group_list, *pack(kept_x), *pack(w_dgrad), *kept_w)
         ctx.counts, ctx.recipe, ctx.weights_class = counts, recipe, weights_class
@@ -80,20 +79,22 @@ class _LowpGroupedLinear(torch.autograd.Function):
         group_list, *kept = ctx.saved_tensors
         kept_x, w_dgrad, parameters = unpack(*kept[0:2]), unpack(*kept[2:4]), kept[4:]
         g = grad[: sum(ctx.counts)]  # [T, N]
+        axes = (-1,) * needs_dx + (-2,) * any(needs_dw)
+        g_quantized = recipe.quantize_groups(g, "grad", group_list, axes)
 
         dx = None
         if needs_dx:
             if w_dgrad is None:
                 _, w_dgrad = weights_class.quantize(parameters, recipe, fprop=False, dgrad=True)
-            g_dgrad = recipe.quantize(g, "grad", (-1,))[-1]
-            dx = _with_surplus(recipe.grouped_matmul(g_dgrad, w_dgrad, group_list, ctx.x_dtype), ctx.x_rows)
+            dx = recipe.grouped_matmul(g_quantized[-1], w_dgrad, group_list, ctx.x_dtype)
+            dx = _with_surplus(dx, ctx.x_rows)
 
         dw = (None,) * len(needs_dw)
         if any(needs_dw):
             x_wgrad = kept_x
             if not isinstance(kept_x, Operand):
-                x_wgrad = recipe.quantize_groups(kept_x, "input", group_list)
-            g_wgrad = recipe.quantize_groups(g, "grad", group_list)
+                x_wgrad = recipe.quantize_groups(kept_x, "input", group_list, (-2,))[-2]
+            g_wgrad = g_quantized[-2]
             if ctx.parameters:
                 dw = weights_class.add_to_main_grads(
                     ctx.parameters, recipe, x_wgrad, g_wgrad, group_list, ctx.counts
@@ -149,14 +150,7 @@ class _SeparateWeights:
     ) -> tuple[Operand | None, Operand | None]:
         """The right operands [E, K, N] of fprop and [E, N, K] of dgrad, those that are asked for."""
         axes = (-1,) * fprop + (-2,) * dgrad
-        experts = [recipe.quantize(weight, "weight", axes) for weight in parameters]
-        stacks = {
-            axis: Operand(
-                torch.stack([expert[axis].data for expert in experts]),
-                torch.stack([expert[axis].scale for expert in experts]),
-            )
-            for axis in axes
-        }
+        stacks = _stack([recipe.quantize(weight, "weight", axes) for weight in parameters], axes)
         return stacks[-1].mT if fprop else None, stacks.get(-2)
 
     @staticmethod
@@ -187,6 +181,23 @@ class _SeparateWeights:
                 grads.append(_add_product(weight, recipe, left, right))
             start += count
         return tuple(grads)
+
+
+def _stack(experts: Sequence[dict[int, Operand]], axes: Sequence[int]) -> dict[int, Operand]:
+    """The experts' operands of each axis as one; what two axes share stays shared."""
+    stacked: dict[int, Tensor] = {}
+
+    def stack(tensors: Sequence[Tensor]) -> Tensor:
+        if id(tensors[0]) not in stacked:
+            stacked[id(tensors[0])] = torch.stack(tensors)
+        return stacked[id(tensors[0])]
+
+    return {
+        axis: Operand(
+            *(stack(tensors) for tensors in zip(*(expert[axis] for expert in experts), strict=True))
+        )
+        for axis in axes
+    }
 
 
 def _add_product(weight: Tensor, recipe: Recipe, left: Operand, right: Operand) -> Tensor | None:

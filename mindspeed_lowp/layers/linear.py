@@ -9,7 +9,6 @@ from torch.autograd.function import once_differentiable
 from mindspeed_lowp.layers.checks import check_dtypes
 from mindspeed_lowp.layers.kept import pack, unpack
 from mindspeed_lowp.layers.parallel import (
-    ROW_ALIGNMENT,
     TensorParallel,
     align_rows,
     gather_operand,
@@ -72,10 +71,9 @@ class _LowpLinear(torch.autograd.Function):
         keeps_w = needs_dx and not recipe.defers("weight")
 
         if parallel is not None and parallel.sequence_parallel:
-            # The second axis is that of the local rows, gathered in backward.
-            x_wgrad = recipe.quantize(align_rows(x), "input", (-2,))[-2] if keeps_x else None
             (all_rows,) = gather_rows((x,), parallel.group).wait()
             x_fprop = recipe.quantize(all_rows, "input", (-1,))[-1]
+            x_wgrad = _own_rows(x, x_fprop, recipe, parallel) if keeps_x else None
         else:
             quantized = recipe.quantize(x, "input", (-1, -2) if keeps_x else (-1,))
             x_fprop, x_wgrad = quantized[-1], quantized.get(-2)
@@ -109,7 +107,8 @@ class _LowpLinear(torch.autograd.Function):
             if isinstance(kept_x, Operand):
                 x_wgrad = kept_x
             else:
-                x_wgrad = recipe.quantize(align_rows(kept_x) if gathers else kept_x, "input", (-2,))[-2]
+                rows = align_rows(kept_x, recipe.row_alignment) if gathers else kept_x
+                x_wgrad = recipe.quantize(rows, "input", (-2,))[-2]
             if gathers:
                 gathering = gather_operand(x_wgrad, parallel.group)  # under way during dgrad
 
@@ -144,14 +143,24 @@ class _LowpLinear(torch.autograd.Function):
         return dx, dw, db, None, None, None, None
 
 
+def _own_rows(x: Tensor, x_fprop: Operand, recipe: Recipe, parallel: TensorParallel) -> Operand:
+    """What wgrad needs of this rank's rows x [R, K], to be gathered in backward; x_fprop has all of them."""
+    if recipe.one_copy_serves_both_axes("input"):
+        first = parallel.group.rank() * len(x)
+        return Operand(x_fprop.data[first : first + len(x)].clone(), x_fprop.scale)
+    return recipe.quantize(align_rows(x, recipe.row_alignment), "input", (-2,))[-2]
+
+
 def _quantize_grad(
     g: Tensor, recipe: Recipe, needs_dx: bool, needs_dw: bool, ranks: int
 ) -> tuple[Operand | None, Operand | None]:
     """g [T, N] for dgrad (axis -1) and for wgrad (axis -2, its rows laid out as the gathered input's are)."""
     axes = (-1,) * needs_dx + (-2,) * needs_dw
-    if ranks == 1 or (len(g) // ranks) % ROW_ALIGNMENT == 0:
+    if ranks == 1 or (len(g) // ranks) % recipe.row_alignment == 0:
         quantized = recipe.quantize(g, "grad", axes)
         return quantized.get(-1), quantized.get(-2)
     g_dgrad = recipe.quantize(g, "grad", (-1,))[-1] if needs_dx else None
-    g_wgrad = recipe.quantize(align_rows(g, ranks), "grad", (-2,))[-2] if needs_dw else None
+    g_wgrad = (
+        recipe.quantize(align_rows(g, recipe.row_alignment, ranks), "grad", (-2,))[-2] if needs_dw else None
+    )
     return g_dgrad, g_wgrad

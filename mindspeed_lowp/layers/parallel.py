@@ -9,12 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from mindspeed_lowp.ops.layout import PAIR
 from mindspeed_lowp.recipes import Operand
-
-# One row of packed MX scales covers 64 elements of its axis: ranks' rows that are a multiple of it
-# concatenate as they are, data and scales alike.
-ROW_ALIGNMENT = PAIR
 
 
 @dataclass(frozen=True)
@@ -61,17 +56,23 @@ def gather_rows(tensors: tuple[Tensor, ...], group: dist.ProcessGroup) -> Pendin
 
 
 def gather_operand(operand: Operand, group: dist.ProcessGroup) -> Pending:
-    """Start gathering an operand quantized along this rank's (aligned) rows."""
+    """Start gathering an operand quantized along this rank's (aligned) rows.
+
+    One scale for a whole matrix is the same on all ranks and stays.
+    """
+    if operand.scale.dim() < operand.data.dim():
+        pending = gather_rows((operand.data,), group)
+        return Pending(pending.works, (*pending.outputs, operand.scale))
     return gather_rows((operand.data, operand.scale), group)
 
 
-def align_rows(x: Tensor, ranks: int = 1) -> Tensor:
-    """Zero rows after each rank's share of x [ranks * R, N], so that every share is whole in `ROW_ALIGNMENT`.
+def align_rows(x: Tensor, alignment: int, ranks: int = 1) -> Tensor:
+    """Zero rows after each rank's share of x [ranks * R, N], so that a share is a multiple of `alignment`.
 
     Zeros change neither a block's scale nor a product. Where nothing is missing, x itself is returned.
     """
     rows, width = x.shape
-    missing = -(rows // ranks) % ROW_ALIGNMENT
+    missing = -(rows // ranks) % alignment
     if missing == 0:
         return x
     return F.pad(x.view(ranks, rows // ranks, width), (0, 0, 0, missing)).flatten(0, 1)

@@ -12,7 +12,7 @@ from mindspeed_lowp.recipes import MXFP8Recipe, Operand
 
 @dataclass(frozen=True)
 class RecordingRecipe(MXFP8Recipe):
-    """MXFP8, with a log of (role, axes) for each quantization; axis 0 stands for grouped rows."""
+    """MXFP8, with a log of (role, axes) for each quantization, "role, grouped" where rows are grouped."""
 
     log: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
 
@@ -21,6 +21,8 @@ class RecordingRecipe(MXFP8Recipe):
             self.log.append((role, tuple(axes)))
         return super().quantize(x, role, axes)
 
-    def quantize_groups(self, x: Tensor, role: str, group_list: Tensor) -> Operand:
-        self.log.append((role, (0,)))
-        return super().quantize_groups(x, role, group_list)
+    def quantize_groups(
+        self, x: Tensor, role: str, group_list: Tensor, axes: Sequence[int]
+    ) -> dict[int, Operand]:
+        self.log.append((f"{role}, grouped", tuple(axes)))
+        return super().quantize_groups(x, role, group_list, axes)

@@ -76,7 +76,7 @@ def test_grouped_rows_are_quantized_group_by_group():
     x, _, _ = make_case(counts)
     recipe = get_recipe("mxfp8")
     ends = torch.tensor(counts).cumsum(0)
-    whole = dequantize(recipe.quantize_groups(x, "input", ends), -2, ends.tolist())
+    whole = dequantize(recipe.quantize_groups(x, "input", ends, (-2,))[-2], -2, ends.tolist())
     parts = [quantized(recipe, part, "input", -2) for part in x.split(counts)]
     assert torch.equal(whole, torch.cat(parts))
 
@@ -141,18 +141,18 @@ def test_a_nan_token_reaches_only_its_experts_gradient():
     [
         (
             "dual",
-            [("weight", (-1, -2)), ("input", (-1,)), ("input", (0,))],
-            [("grad", (-1,)), ("grad", (0,))],
+            [("weight", (-1, -2)), ("input, grouped", (-1, -2))],
+            [("grad, grouped", (-1, -2))],
         ),
         (
             "defer-weight",
-            [("weight", (-1,)), ("input", (-1,)), ("input", (0,))],
-            [("weight", (-2,)), ("grad", (-1,)), ("grad", (0,))],
+            [("weight", (-1,)), ("input, grouped", (-1, -2))],
+            [("grad, grouped", (-1, -2)), ("weight", (-2,))],
         ),
         (
             "defer-all",
-            [("weight", (-1,)), ("input", (-1,))],
-            [("weight", (-2,)), ("grad", (-1,)), ("input", (0,)), ("grad", (0,))],
+            [("weight", (-1,)), ("input, grouped", (-1,))],
+            [("grad, grouped", (-1, -2)), ("weight", (-2,)), ("input, grouped", (-2,))],
         ),
     ],
 )
@@ -171,10 +171,10 @@ def test_without_grad_and_with_frozen_weights_less_is_quantized():
     recipe = RecordingRecipe()
     with torch.no_grad():
         lowp_grouped_linear(x.requires_grad_(), weights, [40], recipe)
-    assert recipe.log == [("weight", (-1,)), ("input", (-1,))]
+    assert recipe.log == [("weight", (-1,)), ("input, grouped", (-1,))]
     recipe.log.clear()
     lowp_grouped_linear(x, weights, [40], recipe).backward(grad)
-    assert recipe.log == [("weight", (-1, -2)), ("input", (-1,)), ("grad", (-1,))]
+    assert recipe.log == [("weight", (-1, -2)), ("input, grouped", (-1,)), ("grad, grouped", (-1,))]
 
 
 def test_some_weights_frozen():
