@@ -52,8 +52,16 @@ E1M2 = FormatInfo("e1m2", torch.uint8, 297, bits=4, emax=0, max=1.75, smallest=0
 HIF8 = FormatInfo("hif8", torch.uint8, 290, bits=8, emax=15, max=32768.0, smallest=2.0**-22)
 INT8 = FormatInfo("int8", torch.int8, 1, bits=8, emax=6, max=127.0, smallest=1.0)
 
-#: The element formats of MXFP8.
+#: The element formats of MXFP8 and of MXFP4.
 MXFP8_FORMATS = (E4M3, E5M2)
+MXFP4_FORMATS = (E2M1, E1M2)
+MX_FORMATS = MXFP8_FORMATS + MXFP4_FORMATS
+
+#: The values of FP4 codes 0 to 7; codes 8 to 15 are their negatives.
+FP4_VALUES = {
+    E2M1: (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0),
+    E1M2: (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75),
+}
 
 # Every way of writing a format: torch's dtype, torch_npu's code, torch's ScalarType number.
 _SPELLINGS: dict[FormatInfo, tuple[torch.dtype | int, ...]] = {

@@ -86,7 +86,9 @@ def operators(
         "anti_mx_quant of a transposed view to fp32": anti(*turned, 0, torch.float32),
     }
     if with_reference:
-        candidates["reference: dynamic_mx_quant axis=-1"] = lambda: reference.dynamic_mx_quant(x, 1, E4M3, 0)
+        candidates["reference: dynamic_mx_quant axis=-1"] = lambda: reference.dynamic_mx_quant(
+            x, 1, 292, "rint", 32, 0, 0.0, 0.0
+        )
     if with_torchao:
         from torchao.prototype.mx_formats.mx_tensor import to_mx
 

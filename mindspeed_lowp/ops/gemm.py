@@ -18,8 +18,8 @@ from torch import Tensor
 
 from mindspeed_lowp.formats import E8M0_BIAS, MX_BLOCK, format_of
 
-#: ``dequantize(codes, mxscale, axis, dtype)``: values as a fresh row-major matrix of ``dtype``.
-Dequantize = Callable[[Tensor, Tensor, int, torch.dtype], Tensor]
+#: ``dequantize(codes, mxscale, axis, src_type, dtype)``: values as a fresh row-major matrix of ``dtype``.
+Dequantize = Callable[[Tensor, Tensor, int, int, torch.dtype], Tensor]
 
 
 @cache
@@ -68,7 +68,10 @@ def matmul(
         and not may_hold_bf16_subnormals(b, b_scale, 0)
     )
     dtype = torch.bfloat16 if in_bf16 else torch.float32
-    result = torch.mm(dequantize(a, a_scale, 1, dtype), dequantize(b, b_scale, 0, dtype))
+    result = torch.mm(
+        dequantize(a, a_scale, 1, format_of(a.dtype).npu_code, dtype),
+        dequantize(b, b_scale, 0, format_of(b.dtype).npu_code, dtype),
+    )
     if bias is not None:
         result += bias
     return result.to(output_dtype)

@@ -6,6 +6,8 @@ is padding (0):
 
     x [..., n, ...]  ->  mxscale [..., ceil(n / 64), ..., 2]
 
+(`dynamic_mx_quant` takes longer blocks too; then their length stands for 32 everywhere.)
+
 Collapsing what lies before and after the axis, every case is ``x [outer, n, inner]`` with scales
 ``[outer, ceil(n / 64), inner, 2]``; ``inner == 1`` for the last axis.
 """
@@ -21,9 +23,14 @@ from mindspeed_lowp.formats import MX_BLOCK
 PAIR = 2 * MX_BLOCK
 
 
-def scale_shape(shape: Sequence[int], axis: int) -> list[int]:
+def scale_shape(shape: Sequence[int], axis: int, block_size: int = MX_BLOCK) -> list[int]:
     """Shape of the scales of a tensor of ``shape`` quantized along ``axis`` (>= 0)."""
-    return [*shape[:axis], -(-shape[axis] // PAIR), *shape[axis + 1 :], 2]
+    return [*shape[:axis], -(-shape[axis] // (2 * block_size)), *shape[axis + 1 :], 2]
+
+
+def packed_shape(shape: Sequence[int], bits: int) -> list[int]:
+    """Shape of the codes of a tensor of ``shape``: 4-bit codes stand two a byte along the last axis."""
+    return [*shape[:-1], shape[-1] // 2] if bits == 4 else list(shape)
 
 
 def grouped_scale_shape(shape: Sequence[int], groups: int) -> list[int]:

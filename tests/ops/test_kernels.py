@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mindspeed_lowp.formats import E4M3
 from mindspeed_lowp.ops import kernels, layout
 from mindspeed_lowp.ops.kernels import mx
 from mindspeed_lowp.ops.reference import mx as reference
@@ -69,7 +70,7 @@ def test_single_axis(level, dtype, info, alg):
     for shape in SHAPES:
         x = sample(shape, dtype)
         for axis in range(len(shape)):
-            arguments = (x, axis, info.dtype, alg)
+            arguments = (x, axis, info.npu_code, "rint", 32, alg, 0.0, 0.0)
             assert_all_same(mx.dynamic_mx_quant(*arguments), reference.dynamic_mx_quant(*arguments))
 
 
@@ -78,7 +79,7 @@ def test_single_axis(level, dtype, info, alg):
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_dual_axis(level, dtype, info, alg):
     for shape in SHAPES[2:]:
-        arguments = (sample(shape, dtype), info.dtype, alg)
+        arguments = (sample(shape, dtype), info.npu_code, "rint", alg, 0.0)
         assert_all_same(
             mx.dynamic_mx_quant_with_dual_axis(*arguments),
             reference.dynamic_mx_quant_with_dual_axis(*arguments),
@@ -92,7 +93,7 @@ def test_grouped(level, dtype, info, alg):
     for columns in (1, 70, 1030):
         x = sample((200, columns), dtype)
         for ends in ([200], [0, 200], [0, 0, 31, 31, 96, 160, 200, 200], [1, 2, 3, 200]):
-            arguments = (x, torch.tensor(ends), info.dtype, alg)
+            arguments = (x, torch.tensor(ends), info.npu_code, "rint", alg, 0.0)
             assert_all_same(
                 mx.grouped_dynamic_mx_quant(*arguments), reference.grouped_dynamic_mx_quant(*arguments)
             )
@@ -107,7 +108,7 @@ def test_matrices_of_one_magnitude(level, info, alg):
     significands[:, [3, 40]] = 0.0
     x = (significands.double() * torch.exp2(torch.arange(-133.0, 126.0)).view(-1, 1, 1)).bfloat16()
     assert x.isfinite().all()
-    arguments = (x, info.dtype, alg)
+    arguments = (x, info.npu_code, "rint", alg, 0.0)
     assert_all_same(
         mx.dynamic_mx_quant_with_dual_axis(*arguments),
         reference.dynamic_mx_quant_with_dual_axis(*arguments),
@@ -118,15 +119,15 @@ def test_threads_change_nothing(level, threads):
     """Large enough to be split; a number of rows that no split divides."""
     x = normal((1031, 1100))
     for axis in (0, 1):
-        arguments = (x, axis, torch.float8_e4m3fn, 0)
+        arguments = (x, axis, E4M3.npu_code, "rint", 32, 0, 0.0, 0.0)
         assert_all_same(mx.dynamic_mx_quant(*arguments), reference.dynamic_mx_quant(*arguments))
-    arguments = (x, torch.float8_e4m3fn, 0)
+    arguments = (x, E4M3.npu_code, "rint", 0, 0.0)
     dual = mx.dynamic_mx_quant_with_dual_axis(*arguments)
     assert_all_same(dual, reference.dynamic_mx_quant_with_dual_axis(*arguments))
     for codes, mxscale, axis in ((*dual[:2], 1), (*dual[2:], 0)):
-        arguments = (codes, mxscale, axis, torch.float32)
+        arguments = (codes, mxscale, axis, E4M3.npu_code, torch.float32)
         assert_same_bytes(mx.anti_mx_quant(*arguments), reference.anti_mx_quant(*arguments))
-    arguments = (x, torch.tensor([0, 500, 777, 777, 1031]), torch.float8_e4m3fn, 0)
+    arguments = (x, torch.tensor([0, 500, 777, 777, 1031]), E4M3.npu_code, "rint", 0, 0.0)
     assert_all_same(mx.grouped_dynamic_mx_quant(*arguments), reference.grouped_dynamic_mx_quant(*arguments))
 
 
@@ -142,9 +143,11 @@ def test_dequantization_of_every_code_under_every_scale(level, info, dtype):
     codes = torch.arange(256).to(torch.uint8).expand(256 * 32, 256).contiguous().view(info.dtype)
     byte = torch.arange(256).to(torch.uint8)
     mxscale = layout.interleave(byte.view(1, 256, 1).expand(1, 256, 256).contiguous())[0]
-    expected = reference.anti_mx_quant(codes, mxscale, 0, dtype)
-    assert_same_values(mx.anti_mx_quant(codes, mxscale, 0, dtype), expected)
-    actual = mx.anti_mx_quant(codes.t().contiguous(), mxscale.transpose(0, 1).contiguous(), 1, dtype)
+    expected = reference.anti_mx_quant(codes, mxscale, 0, info.npu_code, dtype)
+    assert_same_values(mx.anti_mx_quant(codes, mxscale, 0, info.npu_code, dtype), expected)
+    actual = mx.anti_mx_quant(
+        codes.t().contiguous(), mxscale.transpose(0, 1).contiguous(), 1, info.npu_code, dtype
+    )
     assert_same_values(actual.t(), expected)
 
 
@@ -157,21 +160,21 @@ def test_dequantization_reads_any_layout_in_place(level, shape, dtype):
         mxscale = torch.randint(
             90, 160, layout.scale_shape(shape, axis), dtype=torch.uint8, generator=generator
         )
-        expected = reference.anti_mx_quant(raw.view(torch.float8_e4m3fn), mxscale, axis, dtype)
+        expected = reference.anti_mx_quant(raw.view(torch.float8_e4m3fn), mxscale, axis, E4M3.npu_code, dtype)
         wide = torch.nn.functional.pad(raw, (3, 5, 1, 1))[1:-1, 3:-5]
         tall = torch.nn.functional.pad(raw.t(), (3, 5, 1, 1))[1:-1, 3:-5].t()
         strided = raw.repeat_interleave(2, dim=1)[:, ::2]
         for codes in (raw, raw.t().contiguous().t(), wide, tall, strided):
             for scales in (mxscale, mxscale.transpose(0, 1).contiguous().transpose(0, 1)):
-                actual = mx.anti_mx_quant(codes.view(torch.float8_e4m3fn), scales, axis, dtype)
+                actual = mx.anti_mx_quant(codes.view(torch.float8_e4m3fn), scales, axis, E4M3.npu_code, dtype)
                 assert_same_bytes(actual, expected)
 
 
 def test_dequantization_of_more_dimensions(level):
     x = normal((2, 70, 3, 40))
     for axis in range(4):
-        codes, mxscale = reference.dynamic_mx_quant(x, axis, torch.float8_e4m3fn, 0)
-        arguments = (codes, mxscale, axis, torch.float32)
+        codes, mxscale = reference.dynamic_mx_quant(x, axis, E4M3.npu_code, "rint", 32, 0, 0.0, 0.0)
+        arguments = (codes, mxscale, axis, E4M3.npu_code, torch.float32)
         assert_same_bytes(mx.anti_mx_quant(*arguments), reference.anti_mx_quant(*arguments))
 
 

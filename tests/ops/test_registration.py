@@ -27,10 +27,10 @@ def operands():
     a_scale = a_scale.transpose(0, 1)
     product = (codes, weight.t(), weight_scale.transpose(0, 1), mxscale)
     return {
-        "dynamic_mx_quant": (x, 1, E4M3, 0),
-        "dynamic_mx_quant_with_dual_axis": (x, torch.float8_e5m2, 1),
-        "grouped_dynamic_mx_quant": (x, group_list, E4M3, 0),
-        "anti_mx_quant": (codes2, mxscale2, 0, torch.bfloat16),
+        "dynamic_mx_quant": (x, 1, 297, "floor", 64, 0, 0.0, 0.0),
+        "dynamic_mx_quant_with_dual_axis": (x, 291, "rint", 1, 0.0),
+        "grouped_dynamic_mx_quant": (x, group_list, 296, "round", 2, 7.0),
+        "anti_mx_quant": (codes2, mxscale2, 0, 292, torch.bfloat16),
         "quant_matmul": (*product, torch.randn(24), torch.bfloat16),
         "grouped_matmul": (codes, weights, weights_scale, mxscale, group_list, 0, 0, torch.bfloat16),
         "add_quant_matmul_": (torch.zeros(70, 24), *product),

@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor
 
-from mindspeed_lowp.formats import E4M3, E5M2
+from mindspeed_lowp.formats import E4M3, E5M2, MX_BLOCK, MX_FORMATS, format_of
 from mindspeed_lowp.ops import layout
 from mindspeed_lowp.ops.kernels import INPUT, INT, INT64, POINTER, function
+from mindspeed_lowp.ops.reference import mx as reference
 
-_FORMAT = {E4M3.dtype: 0, E5M2.dtype: 1}  # csrc/mx.h
+_FORMAT = {E4M3.npu_code: 0, E5M2.npu_code: 1}  # csrc/mx.h
 
 _quant = function("lowp_mx_quant", [POINTER] * 3 + [INT64] * 3 + [INT] * 4)
 _quant_dual = function("lowp_mx_quant_dual", [POINTER] * 5 + [INT64] * 3 + [INT] * 4)
@@ -15,9 +16,22 @@ _quant_grouped = function("lowp_mx_quant_grouped", [POINTER] * 4 + [INT64] * 3 +
 _dequant = function("lowp_mx_dequant", [POINTER] * 3 + [INT64] * 10 + [INT] * 4)
 
 
-def dynamic_mx_quant(x: Tensor, axis: int, dst_type: torch.dtype, scale_alg: int) -> tuple[Tensor, Tensor]:
+def dynamic_mx_quant(
+    x: Tensor,
+    axis: int,
+    dst_type: int,
+    round_mode: str,
+    block_size: int,
+    scale_alg: int,
+    dst_type_max: float,
+    max_low_bound: float,
+) -> tuple[Tensor, Tensor]:
+    if dst_type not in _FORMAT or block_size != MX_BLOCK or max_low_bound != 0.0:
+        return reference.dynamic_mx_quant(
+            x, axis, dst_type, round_mode, block_size, scale_alg, dst_type_max, max_low_bound
+        )
     x = x.contiguous()
-    y = torch.empty(x.shape, dtype=dst_type)
+    y = torch.empty(x.shape, dtype=format_of(dst_type, MX_FORMATS).dtype)
     mxscale = torch.empty(layout.scale_shape(x.shape, axis), dtype=torch.uint8)
     _quant(
         x.data_ptr(),
@@ -33,11 +47,14 @@ def dynamic_mx_quant(x: Tensor, axis: int, dst_type: torch.dtype, scale_alg: int
 
 
 def dynamic_mx_quant_with_dual_axis(
-    x: Tensor, dst_type: torch.dtype, scale_alg: int
+    x: Tensor, dst_type: int, round_mode: str, scale_alg: int, dst_type_max: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if dst_type not in _FORMAT:
+        return reference.dynamic_mx_quant_with_dual_axis(x, dst_type, round_mode, scale_alg, dst_type_max)
     x = x.contiguous()
     last = x.dim() - 1
-    y1, y2 = torch.empty(x.shape, dtype=dst_type), torch.empty(x.shape, dtype=dst_type)
+    dtype = format_of(dst_type, MX_FORMATS).dtype
+    y1, y2 = torch.empty(x.shape, dtype=dtype), torch.empty(x.shape, dtype=dtype)
     mxscale1 = torch.empty(layout.scale_shape(x.shape, last), dtype=torch.uint8)
     mxscale2 = torch.empty(layout.scale_shape(x.shape, last - 1), dtype=torch.uint8)
     _quant_dual(
@@ -56,11 +73,15 @@ def dynamic_mx_quant_with_dual_axis(
 
 
 def grouped_dynamic_mx_quant(
-    x: Tensor, group_index: Tensor, dst_type: torch.dtype, scale_alg: int
+    x: Tensor, group_index: Tensor, dst_type: int, round_mode: str, scale_alg: int, dst_type_max: float
 ) -> tuple[Tensor, Tensor]:
+    if dst_type not in _FORMAT:
+        return reference.grouped_dynamic_mx_quant(
+            x, group_index, dst_type, round_mode, scale_alg, dst_type_max
+        )
     ends = layout.group_index_ends(group_index, x.shape[0])
     x = x.contiguous()
-    y = torch.empty(x.shape, dtype=dst_type)
+    y = torch.empty(x.shape, dtype=format_of(dst_type, MX_FORMATS).dtype)
     mxscale = torch.zeros(layout.grouped_scale_shape(x.shape, len(ends)), dtype=torch.uint8)
     _quant_grouped(
         x.data_ptr(),
@@ -77,9 +98,13 @@ def grouped_dynamic_mx_quant(
     return y, mxscale
 
 
-def anti_mx_quant(x: Tensor, mxscale: Tensor, axis: int, dst_type: torch.dtype) -> Tensor:
+def anti_mx_quant(
+    x: Tensor, mxscale: Tensor, axis: int, src_type: int, dst_type: torch.dtype, packed_dim: int = -1
+) -> Tensor:
+    if src_type not in _FORMAT:
+        return reference.anti_mx_quant(x, mxscale, axis, src_type, dst_type, packed_dim)
     if dst_type not in (torch.bfloat16, torch.float32):
-        return anti_mx_quant(x, mxscale, axis, torch.float32).to(dst_type)
+        return anti_mx_quant(x, mxscale, axis, src_type, torch.float32).to(dst_type)
     out = torch.empty(x.shape, dtype=dst_type)
     if x.dim() == 2 and (x.stride(1) == 1 or x.stride(0) == 1):
         # The operand of a matmul, perhaps a transposed view: read as it lies.
@@ -104,7 +129,7 @@ def anti_mx_quant(x: Tensor, mxscale: Tensor, axis: int, dst_type: torch.dtype) 
         *strides,
         *scale_strides,
         axis,
-        _FORMAT[x.dtype],
+        _FORMAT[src_type],
         INPUT[dst_type],
         torch.get_num_threads(),
     )

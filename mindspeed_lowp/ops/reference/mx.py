@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mindspeed_lowp.formats import E8M0_NAN, MX_BLOCK, FormatInfo, format_of
+from mindspeed_lowp.formats import E8M0_NAN, FP4_VALUES, MX_BLOCK, MX_FORMATS, FormatInfo, format_of
 from mindspeed_lowp.ops import layout
 
 
@@ -11,71 +11,158 @@ def _fp32_bits(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.int32)
 
 
-def shared_scale(amax: Tensor, info: FormatInfo, scale_alg: int) -> Tensor:
+# ---- shared scales ----
+
+#: Bits of a bf16 significand above which `scale_alg` 2 takes the next power of two, by `dst_type_max`: those
+#: of 1.5 (6.0), 1.75 (7.0) and 1.875. Other values of `dst_type_max` are divided by.
+CARRY_ABOVE = {6.0: 0x40, 7.0: 0x60, 1.875: 0x70}
+
+
+def shared_scale(
+    amax: Tensor, info: FormatInfo, scale_alg: int, dst_type_max: float = 0.0, max_low_bound: float = 0.0
+) -> Tensor:
     """E8M0 scale bytes (int32) for blocks' largest magnitudes ``amax`` (fp32); 0xFF where not finite."""
+    limit = dst_type_max or info.max
     if scale_alg == 0:
         # The exponent field is floor(log2(amax)) exactly; torch.log2 rounds up just below a power of two.
-        byte = ((_fp32_bits(amax) >> 23) - info.emax).clamp(min=0)
+        byte = (_fp32_bits(amax) >> 23) - info.emax
+    elif scale_alg == 2 and limit in CARRY_ABOVE:
+        bits = _fp32_bits(amax.bfloat16().float()) >> 16
+        normal = bits >= 1 << 7
+        byte = (bits >> 7) + (normal & ((bits & 0x7F) > CARRY_ABOVE[limit])) - info.emax
     else:
-        bits = _fp32_bits(amax / info.max)
+        bits = _fp32_bits(amax.clamp(min=max_low_bound) / limit)
         exponent, mantissa = bits >> 23, bits & 0x7FFFFF
-        normal = (exponent > 0) & (exponent < 254) & (mantissa > 0)
-        subnormal = (exponent == 0) & (mantissa > 1 << 22)
-        byte = exponent + (normal | subnormal)
-    return torch.where(amax.isfinite(), byte, E8M0_NAN)
+        up = (exponent > 0) & (exponent < 254) & (mantissa > 0)
+        if scale_alg == 1:
+            up |= (exponent == 0) & (mantissa > 1 << 22)
+        byte = exponent + up
+    return torch.where(amax.isfinite(), byte.clamp(0, 254), E8M0_NAN)
 
 
-def _quantize_blocks(x: Tensor, info: FormatInfo, scale_alg: int) -> tuple[Tensor, Tensor]:
-    """``x [outer, n, inner]`` to codes of the same shape and scale bytes ``[outer, ceil(n / 32), inner]``."""
-    outer, n, inner = x.shape
-    blocks = -(-n // MX_BLOCK)
-    x = torch.nn.functional.pad(x.float(), (0, 0, 0, blocks * MX_BLOCK - n)).contiguous()
-    x = x.view(outer, blocks, MX_BLOCK, inner)
-    byte = shared_scale(x.abs().amax(dim=2), info, scale_alg)
-    inverse = ((254 - byte) << 23).view(torch.float32).unsqueeze(2)  # 2 ** (127 - byte), never subnormal
-    scaled = (x * inverse).clamp(-info.max, info.max)
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """``2 ** exponent`` as fp32, exponents (int32) from -127, which is subnormal, to 127."""
+    byte = exponent + 127
+    return torch.where(byte == 0, 1 << 22, byte << 23).view(torch.float32)
+
+
+# ---- elements ----
+
+
+def encode_fp4(x: Tensor, info: FormatInfo, round_mode: str) -> Tensor:
+    """FP4 codes (uint8, one a byte) of fp32 values; what lies beyond the largest value saturates.
+
+    rint: to the nearest, ties to the even code; round: ties away from zero; floor: towards minus infinity.
+    """
+    values = x.new_tensor(FP4_VALUES[info])
+    magnitude = x.abs()
+    if round_mode == "floor":
+        down = torch.bucketize(magnitude, values[1:], right=True)  # how many of them are not above it
+        up = torch.bucketize(magnitude, values[:-1])  # how many of them are below it
+        code = torch.where(x < 0, up, down)
+    else:
+        middles = (values[1:] + values[:-1]) / 2
+        code = torch.bucketize(magnitude, middles, right=True)
+        if round_mode == "rint":
+            below = torch.bucketize(magnitude, middles)  # one less at a tie
+            code = torch.where(below % 2 == 0, below, code)
+    return (code + 8 * x.signbit()).to(torch.uint8)
+
+
+def pack_fp4(codes: Tensor) -> Tensor:
+    """Two codes a byte along the last axis, the first in the low half."""
+    return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def unpack_fp4(packed: Tensor) -> Tensor:
+    """The inverse of `pack_fp4`."""
+    return torch.stack([packed & 0xF, packed >> 4], dim=-1).flatten(-2)
+
+
+def _decode(codes: Tensor, info: FormatInfo) -> Tensor:
+    """The values of codes (one a byte) in fp32."""
+    if info.bits == 8:
+        return codes.float()
+    values = torch.tensor(FP4_VALUES[info], device=codes.device)
+    return torch.cat([values, -values])[codes.int()]
+
+
+def _encode_scaled(x: Tensor, byte: Tensor, info: FormatInfo, round_mode: str) -> Tensor:
+    """Codes, one a byte, of ``x / 2 ** (byte - 127)`` (fp32); +0 where the byte is 0xFF."""
+    scaled = x * _power_of_two(127 - byte.clamp(max=254))
+    # What underflows is no zero: rounded down, a negative number becomes the smallest code.
+    scaled = torch.where((scaled == 0) & (x != 0), torch.copysign(x.new_tensor(1e-30), x), scaled)
     # A block with NaN or Inf has elements +0; its scale makes every product NaN.
-    scaled = torch.where(byte.unsqueeze(2) == E8M0_NAN, 0.0, scaled)
-    codes = scaled.to(info.dtype).view(outer, blocks * MX_BLOCK, inner)[:, :n]
-    return codes, byte.to(torch.uint8)
+    scaled = torch.where(byte == E8M0_NAN, 0.0, scaled)
+    if info.bits == 4:
+        return encode_fp4(scaled, info, round_mode)
+    return scaled.clamp(-info.max, info.max).to(info.dtype)
 
 
-def dynamic_mx_quant(x: Tensor, axis: int, dst_type: torch.dtype, scale_alg: int) -> tuple[Tensor, Tensor]:
-    codes, byte = _quantize_blocks(x.reshape(layout.collapse(x.shape, axis)), format_of(dst_type), scale_alg)
-    mxscale = layout.interleave(byte).view(layout.scale_shape(x.shape, axis))
-    return codes.reshape(x.shape).contiguous(), mxscale
+# ---- operators ----
+
+
+def dynamic_mx_quant(
+    x: Tensor,
+    axis: int,
+    dst_type: int,
+    round_mode: str,
+    block_size: int,
+    scale_alg: int,
+    dst_type_max: float,
+    max_low_bound: float,
+) -> tuple[Tensor, Tensor]:
+    info = format_of(dst_type, MX_FORMATS)
+    outer, n, inner = layout.collapse(x.shape, axis)
+    blocks = -(-n // block_size)
+    values = x.reshape(outer, n, inner).float()
+    values = torch.nn.functional.pad(values, (0, 0, 0, blocks * block_size - n)).contiguous()
+    values = values.view(outer, blocks, block_size, inner)
+    byte = shared_scale(values.abs().amax(dim=2), info, scale_alg, dst_type_max, max_low_bound)
+    codes = _encode_scaled(values, byte.unsqueeze(2), info, round_mode)
+    codes = codes.view(outer, blocks * block_size, inner)[:, :n].reshape(x.shape).contiguous()
+    mxscale = layout.interleave(byte.to(torch.uint8)).view(layout.scale_shape(x.shape, axis, block_size))
+    return pack_fp4(codes) if info.bits == 4 else codes, mxscale
 
 
 def dynamic_mx_quant_with_dual_axis(
-    x: Tensor, dst_type: torch.dtype, scale_alg: int
+    x: Tensor, dst_type: int, round_mode: str, scale_alg: int, dst_type_max: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    last = dynamic_mx_quant(x, x.dim() - 1, dst_type, scale_alg)
-    return *last, *dynamic_mx_quant(x, x.dim() - 2, dst_type, scale_alg)
+    rest = (dst_type, round_mode, MX_BLOCK, scale_alg, dst_type_max, 0.0)
+    last = x.dim() - 1
+    return *dynamic_mx_quant(x, last, *rest), *dynamic_mx_quant(x, last - 1, *rest)
 
 
 def grouped_dynamic_mx_quant(
-    x: Tensor, group_index: Tensor, dst_type: torch.dtype, scale_alg: int
+    x: Tensor, group_index: Tensor, dst_type: int, round_mode: str, scale_alg: int, dst_type_max: float
 ) -> tuple[Tensor, Tensor]:
+    info = format_of(dst_type, MX_FORMATS)
     ends = layout.group_index_ends(group_index, x.shape[0])
-    y = x.new_empty(x.shape, dtype=dst_type)
+    y = x.new_empty(layout.packed_shape(x.shape, info.bits), dtype=info.dtype)
     mxscale = x.new_zeros(layout.grouped_scale_shape(x.shape, len(ends)), dtype=torch.uint8)
     start = 0
     for group, end in enumerate(ends):
         if end > start:
-            codes, scale = dynamic_mx_quant(x[start:end], 0, dst_type, scale_alg)
-            y[start:end] = codes
+            part = x[start:end]
+            y[start:end], scale = dynamic_mx_quant(
+                part, 0, dst_type, round_mode, MX_BLOCK, scale_alg, dst_type_max, 0.0
+            )
             row = layout.group_scale_row(start, group)
             mxscale[row : row + len(scale)] = scale
         start = end
     return y, mxscale
 
 
-def anti_mx_quant(codes: Tensor, mxscale: Tensor, axis: int, dtype: torch.dtype) -> Tensor:
+def anti_mx_quant(
+    codes: Tensor, mxscale: Tensor, axis: int, src_type: int, dtype: torch.dtype, packed_dim: int = -1
+) -> Tensor:
+    info = format_of(src_type, MX_FORMATS)
+    if info.bits == 4:
+        codes = unpack_fp4(codes.transpose(packed_dim, -1)).transpose(packed_dim, -1)
     outer, n, inner = layout.collapse(codes.shape, axis)
     blocks = -(-n // MX_BLOCK)
     byte = layout.deinterleave(mxscale.reshape(outer, -(-blocks // 2), inner, 2), blocks).to(torch.int32)
-    bits = torch.where(byte == 0, 1 << 22, byte << 23)  # 2 ** -127 is subnormal in fp32
-    scale = bits.view(torch.float32).masked_fill(byte == E8M0_NAN, float("nan"))
+    scale = _power_of_two(byte.clamp(max=254) - 127).masked_fill(byte == E8M0_NAN, float("nan"))
     scale = scale.repeat_interleave(MX_BLOCK, dim=1)[:, :n]
-    value = codes.reshape(outer, n, inner).float() * scale
+    value = _decode(codes, info).reshape(outer, n, inner) * scale
     return value.view(codes.shape).to(dtype)
