@@ -7,6 +7,7 @@ HiFloat8, "Ascend HiFloat8 Format for Deep Learning" (arXiv 2409.16626).
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -51,6 +52,11 @@ E2M1 = FormatInfo("e2m1", torch.uint8, 296, bits=4, emax=2, max=6.0, smallest=0.
 E1M2 = FormatInfo("e1m2", torch.uint8, 297, bits=4, emax=0, max=1.75, smallest=0.25)
 HIF8 = FormatInfo("hif8", torch.uint8, 290, bits=8, emax=15, max=32768.0, smallest=2.0**-22)
 INT8 = FormatInfo("int8", torch.int8, 1, bits=8, emax=6, max=127.0, smallest=1.0)
+#: Scales rather than elements: no sign and no zero.
+E8M0 = FormatInfo("e8m0", torch.uint8, E8M0_NPU_CODE, bits=8, emax=127, max=2.0**127, smallest=2.0**-127)
+
+#: Every format.
+FORMATS = (E4M3, E5M2, E2M1, E1M2, HIF8, INT8, E8M0)
 
 #: The element formats of MXFP8 and of MXFP4.
 MXFP8_FORMATS = (E4M3, E5M2)
@@ -71,6 +77,7 @@ _SPELLINGS: dict[FormatInfo, tuple[torch.dtype | int, ...]] = {
     E1M2: (297,),
     HIF8: (290,),
     INT8: (torch.int8, 1),
+    E8M0: (torch.float8_e8m0fnu, 293, 44),
 }
 _BY_SPELLING = {spelling: info for info, spellings in _SPELLINGS.items() for spelling in spellings}
 
@@ -90,3 +97,44 @@ def format_of(
         choices = (f"{i.name} ({', '.join(map(str, _SPELLINGS[i]))})" for i in accepted)
         raise ValueError(f"{argument}={value!r} is not supported; use {' or '.join(choices)}")
     return info
+
+
+@cache
+def code_values(info: FormatInfo) -> tuple[float, ...]:
+    """The value of each of the ``2 ** bits`` codes, in the order of the codes as unsigned numbers."""
+    if info == E2M1:
+        positive = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+    elif info == E1M2:
+        positive = tuple(code / 4 for code in range(8))
+    elif info == HIF8:
+        positive = tuple(map(_hifloat8, range(0x80)))
+    elif info == E8M0:
+        return *(2.0 ** (byte - E8M0_BIAS) for byte in range(E8M0_NAN)), float("nan")
+    else:
+        return tuple(torch.arange(256).to(torch.uint8).view(info.dtype).double().tolist())
+    negative = [-value for value in positive]
+    if info == HIF8:
+        negative[0] = float("nan")  # in place of a negative zero
+    return *positive, *negative
+
+
+def _hifloat8(code: int) -> float:
+    """The value of a code without its sign bit.
+
+    A prefix (the "dot" field: 11, 10, 01, 001, 0001) tells how many bits of exponent follow, 4 to 0. The
+    exponent is one bit of sign and a magnitude whose leading one is not stored; the rest is the mantissa.
+    With prefix 0000 the value is a power of two, ``2 ** (mantissa - 23)``.
+    """
+    if code == 0x6F:
+        return float("inf")
+    if code < 8:
+        return 2.0 ** (code - 23) if code else 0.0
+    exponent_bits = (code >> 5) + 1 if code >= 0x20 else int(code >= 0x10)
+    mantissa_bits = min(3, 5 - exponent_bits)
+    mantissa = code % 2**mantissa_bits / 2**mantissa_bits
+    if exponent_bits == 0:
+        return 1 + mantissa
+    half = 2 ** (exponent_bits - 1)
+    field = (code >> mantissa_bits) % (2 * half)
+    exponent = half + field % half
+    return (1 + mantissa) * 2.0 ** (-exponent if field >= half else exponent)

@@ -82,7 +82,7 @@ LOWP_API void lowp_mx_dequant(const uint8_t* codes, const uint8_t* scale, void* 
         for (int64_t t = first; t < last; t++) {
             int64_t chunk = t % chunks, band = t / chunks % bands, b = t / chunks / bands;
             active->mx.dequant(d, b, band * kBlock, std::min(rows, (band + 1) * kBlock), chunk * kChunk,
-                            std::min(cols, (chunk + 1) * kChunk));
+                               std::min(cols, (chunk + 1) * kChunk));
         }
     });
 }

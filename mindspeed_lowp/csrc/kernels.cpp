@@ -4,6 +4,7 @@
 // instantiated: a weak symbol compiled for AVX-512 must not be picked by the linker for the base level.
 
 #include "kernels.h"
+#include "cast_kernels.h"
 #include "mx_dequant.h"
 #include "mx_quant.h"
 
@@ -12,4 +13,5 @@
 
 const lowp::Kernels lowp::LOWP_JOIN(kernels_, LOWP_LEVEL) = {
     {quant_last, quant_rows, quant_dual, dequant},
+    {cast_encode, cast_look_up},
 };

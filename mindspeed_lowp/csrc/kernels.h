@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "casts.h"
 #include "mx.h"
 
 namespace lowp {
@@ -14,6 +15,7 @@ enum Input : int { kBF16 = 0, kF16 = 1, kF32 = 2 };  // also the output types of
 
 struct Kernels {
     MxKernels mx;
+    CastKernels casts;
 };
 
 extern const Kernels kernels_base;

@@ -169,8 +169,7 @@ void quant_line(const typename In::Bits* x, uint8_t* y, uint8_t* scale, int64_t 
         prefetch(x + ahead + at, y + ahead + at);
         encode_block<In, Out>(x + at, y + at, kBlock, amax[b], scale[b]);
     }
-    if (rest)
-        encode_block<In, Out>(x + whole * kBlock, y + whole * kBlock, rest, amax[whole], scale[whole]);
+    if (rest) encode_block<In, Out>(x + whole * kBlock, y + whole * kBlock, rest, amax[whole], scale[whole]);
 }
 
 // At most 32 rows by kChunk columns, blocks along the rows, given the columns' largest magnitudes. Scales go

@@ -5,6 +5,22 @@ On an Ascend 950 they are the torch_npu calls; on a CPU they are C++ kernels; el
 reference.
 """
 
+from mindspeed_lowp.ops.casts import (
+    cast_e1m2,
+    cast_e2m1,
+    cast_e4m3,
+    cast_e5m2,
+    cast_e8m0,
+    cast_hifloat8,
+    cast_int8,
+    decode_e1m2,
+    decode_e2m1,
+    decode_e4m3,
+    decode_e5m2,
+    decode_e8m0,
+    decode_hifloat8,
+    decode_int8,
+)
 from mindspeed_lowp.ops.mx_matmul import add_quant_gmm_, add_quant_matmul_, grouped_matmul, quant_matmul
 from mindspeed_lowp.ops.mx_quant import (
     anti_mx_quant,
@@ -18,6 +34,20 @@ __all__ = [
     "add_quant_gmm_",
     "add_quant_matmul_",
     "anti_mx_quant",
+    "cast_e1m2",
+    "cast_e2m1",
+    "cast_e4m3",
+    "cast_e5m2",
+    "cast_e8m0",
+    "cast_hifloat8",
+    "cast_int8",
+    "decode_e1m2",
+    "decode_e2m1",
+    "decode_e4m3",
+    "decode_e5m2",
+    "decode_e8m0",
+    "decode_hifloat8",
+    "decode_int8",
     "dynamic_mx_quant",
     "dynamic_mx_quant_with_dual_axis",
     "grouped_anti_mx_quant",

@@ -31,6 +31,8 @@ def operands():
         "dynamic_mx_quant_with_dual_axis": (x, 291, "rint", 1, 0.0),
         "grouped_dynamic_mx_quant": (x, group_list, 296, "round", 2, 7.0),
         "anti_mx_quant": (codes2, mxscale2, 0, 292, torch.bfloat16),
+        "cast": (x, 296),
+        "decode": (codes2.view(torch.uint8), 290, torch.bfloat16),
         "quant_matmul": (*product, torch.randn(24), torch.bfloat16),
         "grouped_matmul": (codes, weights, weights_scale, mxscale, group_list, 0, 0, torch.bfloat16),
         "add_quant_matmul_": (torch.zeros(70, 24), *product),

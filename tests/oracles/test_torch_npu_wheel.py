@@ -23,12 +23,14 @@ import torch
 
 from mindspeed_lowp import ops
 from mindspeed_lowp.ops import npu
-from mindspeed_lowp.ops.npu import matmul, mx
+from mindspeed_lowp.ops.npu import casts, matmul, mx
 from tests.ops.test_registration import NAMES, operands
 
 VERSION = "2.13.0"
 SCHEMAS = "torch_npu/csrc/aten/npu_native_functions_by_codegen.yaml"
 METAS = "torch_npu/op_plugin/meta/_meta_registrations.py"
+# Operators that serve under a name of their own.
+THEIR_NAME = {"cast": "npu_dtype_cast", "decode": "npu_dtype_cast"}
 
 
 def read_wheel(cache: pytest.Cache) -> Callable[[str], str]:
@@ -90,7 +92,7 @@ def meta_functions(source: str, operators: list[str]) -> dict[str, Callable]:
 def torch_npu(request) -> Iterator[types.SimpleNamespace]:
     """torch_npu as far as ops/npu calls it: its schemas on its meta functions, under a name of their own."""
     read = read_wheel(request.config.cache)
-    operators = [f"npu_{name}" for name in NAMES]
+    operators = list(dict.fromkeys(THEIR_NAME.get(name, f"npu_{name}") for name in NAMES))
     schemas = dict(re.findall(r"func: (npu_\w+)(\(.*)", read(SCHEMAS)))
     metas = meta_functions(read(METAS), operators)
     library = torch.library.Library("npu_wheel", "DEF")
@@ -104,7 +106,7 @@ def torch_npu(request) -> Iterator[types.SimpleNamespace]:
 
 
 def npu_call(name: str) -> Callable:
-    return next(getattr(family, name) for family in (mx, matmul) if hasattr(family, name))
+    return next(getattr(family, name) for family in (casts, mx, matmul) if hasattr(family, name))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -126,7 +128,7 @@ def test_the_split_k_call_of_grouped_matmul_is_accepted_too(torch_npu, monkeypat
     assert (theirs.shape, theirs.dtype) == ((3, 40, 24), torch.float32)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "anti_mx_quant"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("anti_mx_quant", *THEIR_NAME)])
 def test_public_parameters_have_torch_npus_names_and_order(name, torch_npu):
     """Ours may lack parameters that only other formats need, never add or reorder any."""
     theirs = [argument.name for argument in getattr(torch_npu, f"npu_{name}").default._schema.arguments]

@@ -1,0 +1,130 @@
+// The rounding of an fp32 bit pattern to a code of each element format, as the quantizers round: to nearest,
+// beyond the largest value to the largest, NaN to +0.
+
+#pragma once
+
+#include "formats.h"
+#include "kernels.h"
+
+namespace lowp {
+namespace {
+
+// The fp32 pattern of any input, Inf and NaN included.
+template <class In>
+uint32_t pattern(typename In::Bits x) {
+    uint32_t special = sizeof x == 2 && (x & In::magnitude) >= In::nonfinite ? 0x7F800000u : 0u;
+    return bits(In::value(x)) | special;
+}
+
+using E2M1 = Element<1, 1, 2, 0x40C00000, 0x80>;  // 6; neither Inf nor NaN
+using E1M2 = Element<2, 1, 0, 0x3FE00000, 0x80>;  // 1.75
+
+// `Bits` sign-and-magnitude bits, ties to even; finite codes by Element. `inf` and `nan` are what a plain
+// cast makes of them.
+template <class Format, int Bits, uint32_t Inf, uint32_t NaN>
+struct Rounded {
+    static constexpr bool specials = Inf != 0;
+    static constexpr uint32_t inf = Inf, nan = NaN;
+    static constexpr int bits_per_code = Bits;
+
+    static uint32_t code(uint32_t u) {
+        uint32_t a = u & 0x7FFFFFFFu, sign = u >> (32 - Bits) & 1u << (Bits - 1);
+        uint32_t magnitude = Format::encode(min(a, Format::max_bits)) & ((1u << (Bits - 1)) - 1);
+        return a > 0x7F800000u ? 0 : magnitude | sign;
+    }
+};
+
+struct CodeE4M3 : Rounded<E4M3, 8, 0x7F, 0x7F> {};
+struct CodeE5M2 : Rounded<E5M2, 8, 0x7C, 0x7E> {};
+struct CodeE2M1 : Rounded<E2M1, 4, 0, 0> {};
+struct CodeE1M2 : Rounded<E1M2, 4, 0, 0> {};
+
+// Ties to even, saturating at -128 and 127.
+struct CodeINT8 {
+    static constexpr bool specials = false;
+    static constexpr uint32_t inf = 0, nan = 0;
+    static constexpr int bits_per_code = 8;
+
+    static uint32_t code(uint32_t u) {
+        uint32_t a = u & 0x7FFFFFFFu, negative = u >> 31;
+        // Adding 2^23 makes the FPU round to an integer, which the low bits of the sum hold.
+        uint32_t magnitude = bits(as_float(min(a, 0x42FE0000u + (negative << 16))) + 0x1p23f) & 0xFF;
+        return a > 0x7F800000u ? 0 : (magnitude ^ (0u - negative)) + negative;
+    }
+};
+
+// HiFloat8, ties away from zero. That needs no bit below the first one dropped, so that the upper half of the
+// fp32 pattern is enough and all is done in 16-bit lanes.
+struct CodeHIF8 {
+    static constexpr bool specials = true;
+    static constexpr uint32_t inf = 0x6F, nan = 0x80;
+    static constexpr int bits_per_code = 8;
+
+    // The upper half of a pattern, with NaN kept apart from Inf.
+    static uint16_t upper(uint32_t u) {
+        return uint16_t(u >> 16 | ((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x40u : 0u));
+    }
+
+    static uint32_t code(uint32_t u) { return code_of_upper(upper(u)); }
+
+    // With n the absolute exponent, a normal number has 3, 3, 2, 1 mantissa bits for n < 2, < 4, < 8, < 16,
+    // and a denormal (n from 16 on, below 1) none: its code is the exponent + 23.
+    static uint8_t code_of_upper(uint16_t u) {
+        int16_t magnitude = int16_t(u & 0x7FFF), a = min<int16_t>(magnitude, 0x4700);  // 32768
+        int16_t n = distance(a);
+        int16_t half = n < 4 ? 0x08 : n < 8 ? 0x10 : n < 16 ? 0x20 : 0x40;
+        int16_t r = int16_t(a + half);  // a carry reaches the exponent
+        int16_t below_one = r < 0x3F80 ? 1 : 0;
+        n = distance(r);
+        int16_t both = int16_t(n << 7 | (r & 0x7F));  // exponent without its sign, mantissa
+        int16_t code = n >= 8   ? int16_t(0x50 + (both >> 6))
+                       : n >= 4 ? int16_t(0x30 + (both >> 5))
+                       : n >= 2 ? int16_t(0x10 + (both >> 4))
+                                : int16_t(0x08 + (both >> 4));
+        code = int16_t(code + (n >= 2 ? below_one << 4 : below_one << 3));
+        code = n >= 16 ? max<int16_t>(int16_t(23 - n), 1) : code;
+        code = int16_t(code | (u >> 8 & 0x80));
+        // Below half the smallest value, 2^-23, and for NaN: +0. There is no negative zero.
+        return uint8_t(a < 0x3400 || magnitude > 0x7F80 ? 0 : code);
+    }
+
+private:
+    static int16_t distance(int16_t a) {  // |exponent|
+        int16_t e = int16_t((a >> 7) - 127);
+        return e < 0 ? int16_t(-e) : e;
+    }
+};
+
+// Calls f with the struct of an element format.
+template <class F>
+void with_format(int format, F f) {
+    switch (format) {
+        case kNpuE4M3:
+            return f(CodeE4M3());
+        case kNpuE5M2:
+            return f(CodeE5M2());
+        case kNpuE2M1:
+            return f(CodeE2M1());
+        case kNpuE1M2:
+            return f(CodeE1M2());
+        case kNpuHIF8:
+            return f(CodeHIF8());
+        default:
+            return f(CodeINT8());
+    }
+}
+
+template <class F>
+void with_input(int input, F f) {
+    switch (input) {
+        case kBF16:
+            return f(BF16());
+        case kF16:
+            return f(F16());
+        default:
+            return f(F32());
+    }
+}
+
+}  // namespace
+}  // namespace lowp
