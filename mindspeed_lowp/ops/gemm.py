@@ -68,10 +68,10 @@ def matmul(
         and not may_hold_bf16_subnormals(b, b_scale, 0)
     )
     dtype = torch.bfloat16 if in_bf16 else torch.float32
-    result = torch.mm(
-        dequantize(a, a_scale, 1, format_of(a.dtype).npu_code, dtype),
-        dequantize(b, b_scale, 0, format_of(b.dtype).npu_code, dtype),
-    )
+    left = dequantize(a, a_scale, 1, format_of(a.dtype).npu_code, dtype)
+    right = dequantize(b, b_scale, 0, format_of(b.dtype).npu_code, dtype)
+    with torch.autocast(a.device.type, enabled=False):  # it would round the sums before the bias is added
+        result = torch.mm(left, right)
     if bias is not None:
         result += bias
     return result.to(output_dtype)

@@ -195,6 +195,7 @@ def test_autocast_computes_in_its_dtype_and_keeps_the_weights_own():
     assert (dx.dtype, dw.dtype, db.dtype) == (torch.float32,) * 3
     expected = quantized(recipe, weight, "weight", -1)  # from fp32, not by way of bf16
     assert_product(y, quantized(recipe, x.bfloat16(), "input", -1), expected.mT, bias)
+    assert torch.equal(y, lowp_linear(x.bfloat16(), weight, bias, recipe))
 
 
 # Memory
