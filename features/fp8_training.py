@@ -9,16 +9,14 @@ from __future__ import annotations
 import functools
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mindspeed_lowp.features.base import MINDSPEED_IS_HOST, Feature
 from mindspeed_lowp.features.command_line import add_option, find_option, nearest, stop, typed
 from mindspeed_lowp.features.mxfp8_defer_backward_quant import defer_policy
+from mindspeed_lowp.layers import Choice, Conversion, nothing_converted, unmatched
 from mindspeed_lowp.ops.hardware import is_ascend950_or_newer, npu_name
 from mindspeed_lowp.recipes import RECIPES, get_recipe
-
-if TYPE_CHECKING:
-    from mindspeed_lowp.megatron import Conversion
 
 _TITLE = "low-precision training"
 
@@ -195,7 +193,7 @@ def _convert(model: list) -> None:
     # Imported when Megatron is: under MindSpeed, patches come before the first import of Megatron.
     from megatron.training import get_args, print_rank_0
 
-    from mindspeed_lowp.megatron import ConversionError, convert_chunks
+    from mindspeed_lowp.megatron import convert_chunks
 
     args = get_args()
     if not args.fp8:
@@ -210,10 +208,17 @@ def _convert(model: list) -> None:
     recipe = get_recipe(
         args.fp8_recipe, fp8_format=args.fp8, defer_backward_quant=defer, defer_operands=operands
     )
-    try:
-        report = convert_chunks(model, recipe, args.lowp_filter_fqns or ())
-    except ConversionError as error:
-        stop(f"{flag or f'--fp8-recipe {args.fp8_recipe}'}: {error}")
+    filters = args.lowp_filter_fqns or ()
+
+    def check(conversion: Conversion) -> None:
+        message = unmatched(filters, conversion.names)
+        if message:
+            stop(f"--lowp-filter-fqns: {message}")
+        if not conversion.converted:
+            stop(f"{flag or f'--fp8-recipe {args.fp8_recipe}'}: {nothing_converted(conversion)}")
+
+    choice = Choice(recipe, filter_fqns=filters)
+    report = convert_chunks(model, choice, choice, check)
 
     device = next(parameter.device.type for chunk in model for parameter in chunk.parameters())
     if device != "npu" or args.lowp_emulate:

@@ -5,7 +5,26 @@
 >>> y = lowp_linear(x, weight, bias, recipe)  # doctest: +SKIP
 """
 
-from mindspeed_lowp.layers import lowp_grouped_linear, lowp_linear
+from mindspeed_lowp.layers import (
+    MoETrainingConfig,
+    MXLinear,
+    MXLinearConfig,
+    convert_model,
+    grouped_quantize_,
+    linear_quantize_,
+    lowp_grouped_linear,
+    lowp_linear,
+)
 from mindspeed_lowp.recipes import get_recipe
 
-__all__ = ["get_recipe", "lowp_grouped_linear", "lowp_linear"]
+__all__ = [
+    "MXLinear",
+    "MXLinearConfig",
+    "MoETrainingConfig",
+    "convert_model",
+    "get_recipe",
+    "grouped_quantize_",
+    "linear_quantize_",
+    "lowp_grouped_linear",
+    "lowp_linear",
+]

@@ -1,8 +1,41 @@
 """Autograd of a linear layer and of a grouped one, given a recipe."""
 
+from mindspeed_lowp.layers.convert import (
+    Choice,
+    Conversion,
+    ConversionError,
+    convert_model,
+    nothing_converted,
+    register_layer,
+    unmatched,
+)
 from mindspeed_lowp.layers.grouped_linear import lowp_grouped_linear
 from mindspeed_lowp.layers.linear import lowp_linear
+from mindspeed_lowp.layers.mx_linear import MXLinear
 from mindspeed_lowp.layers.parallel import TensorParallel
+from mindspeed_lowp.layers.quantize import (
+    MoETrainingConfig,
+    MXLinearConfig,
+    grouped_quantize_,
+    linear_quantize_,
+)
 from mindspeed_lowp.layers.weight_grad import WeightGrad
 
-__all__ = ["TensorParallel", "WeightGrad", "lowp_grouped_linear", "lowp_linear"]
+__all__ = [
+    "Choice",
+    "Conversion",
+    "ConversionError",
+    "MXLinear",
+    "MXLinearConfig",
+    "MoETrainingConfig",
+    "TensorParallel",
+    "WeightGrad",
+    "convert_model",
+    "grouped_quantize_",
+    "linear_quantize_",
+    "lowp_grouped_linear",
+    "lowp_linear",
+    "nothing_converted",
+    "register_layer",
+    "unmatched",
+]

@@ -1,125 +1,92 @@
-"""Give the layers of a built model their recipe, in place, and say what was done."""
+"""Convert a model that Megatron built: layer names over pipeline stages, agreement over ranks."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterator, Sequence
 
 import torch.distributed as dist
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.transformer_layer import BaseTransformerLayer
 from torch import nn
 
-from mindspeed_lowp.megatron.grouped_linear import (
-    TEColumnParallelGroupedLinear,
-    TEGroupedLinear,
-    TERowParallelGroupedLinear,
+from mindspeed_lowp.layers.convert import (
+    Choice,
+    Conversion,
+    by_name,
+    convert_layers,
+    named_layers,
+    register_layer,
 )
+from mindspeed_lowp.megatron.grouped_linear import TEColumnParallelGroupedLinear, TERowParallelGroupedLinear
 from mindspeed_lowp.megatron.linear import LowpColumnParallelLinear, LowpRowParallelLinear
 from mindspeed_lowp.recipes import Recipe
 
 # Sensitive to precision, and small beside the rest: kept unless somebody builds them otherwise.
 HIGH_PRECISION = ("output_layer", "router")
 
-# By exact class: a subclass of somebody else's has a forward of its own, and stays as it is.
-_CONVERTED_CLASS = {
-    ColumnParallelLinear: LowpColumnParallelLinear,
-    RowParallelLinear: LowpRowParallelLinear,
-    TEColumnParallelGroupedLinear: TEColumnParallelGroupedLinear,
-    TERowParallelGroupedLinear: TERowParallelGroupedLinear,
-}
-_CONVERTED_CLASS |= {converted: converted for converted in _CONVERTED_CLASS.values()}
-
-
-class ConversionError(ValueError):
-    """No layer could be given the recipe, or a filter name matched none; the same on every rank."""
-
-
-@dataclass
-class Conversion:
-    """What happened to the layers of one rank, by their fully qualified names.
-
-    linears, grouped: converted; kept: left in high precision.
-    """
-
-    linears: list[str] = field(default_factory=list)
-    grouped: list[str] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
+register_layer(ColumnParallelLinear, LowpColumnParallelLinear)
+register_layer(RowParallelLinear, LowpRowParallelLinear)
+register_layer(TEColumnParallelGroupedLinear, grouped=True)
+register_layer(TERowParallelGroupedLinear, grouped=True)
 
 
 def convert_chunks(
-    chunks: Sequence[nn.Module], recipe: Recipe, filter_fqns: Sequence[str] = ()
+    chunks: Sequence[nn.Module],
+    linears: Choice,
+    experts: Choice,
+    check: Callable[[Conversion], None],
+    high_precision_blocks: Container[int] = (),
 ) -> Conversion:
-    """Convert every parallel linear and grouped expert linear of this rank's model chunks to `recipe`.
+    """Convert the linears of this rank's model chunks, those of experts by a choice of their own.
 
     Layers keep their Parameters, so optimizers, data-parallel wrappers and checkpoints are unaffected, and
-    converting twice is converting once. Layers whose fully qualified name contains one of `filter_fqns`, and
-    those of `HIGH_PRECISION`, stay as they are.
+    converting twice is converting once. The layers of `HIGH_PRECISION` stay as they are, and so do those in a
+    transformer block of `high_precision_blocks`, counted from 0 over all pipeline stages.
 
-    All ranks of the default process group must call it together. Returns the report of this rank. Raises
-    ConversionError, on every rank alike, when nothing was converted on any of them, or when a filter name
-    occurs in no layer's name on any of them.
+    check: gets what is going to happen on all ranks together, and raises where it must not: on every rank.
+
+    All ranks of the default process group must call it together. Returns the report of this rank.
     """
-    report = Conversion()
-    for name, module in (layer for chunk in chunks for layer in _linears(chunk)):
-        filtered = any(part in name for part in (*HIGH_PRECISION, *filter_fqns))
-        if filtered or type(module) not in _CONVERTED_CLASS:
-            report.kept.append(name)
-        else:
-            module.__class__ = _CONVERTED_CLASS[type(module)]
-            module.recipe = recipe
-            (report.grouped if isinstance(module, TEGroupedLinear) else report.linears).append(name)
-    _agree(_of_all_ranks(report), filter_fqns)
-    return report
+    chosen = by_name(linears, experts)
+    blocks: dict[str, int | None] = {}
+    layers = []
+    for name, module, block in (layer for chunk in chunks for layer in _layers(chunk)):
+        layers.append((name, module))
+        blocks[name] = block
+
+    def choose(name: str, module: nn.Module) -> Recipe | None:
+        if any(part in name for part in HIGH_PRECISION) or blocks[name] in high_precision_blocks:
+            return None
+        return chosen(name, module)
+
+    return convert_layers(layers, choose, lambda here: check(Conversion.union(_of_all_ranks(here))))
 
 
-def _agree(reports: Sequence[Conversion], filter_fqns: Sequence[str]) -> None:
-    """Raise what has to be raised on every rank."""
-    converted = [name for report in reports for name in report.linears + report.grouped]
-    names = set(converted).union(*(report.kept for report in reports))
-    unmatched = [wanted for wanted in filter_fqns if not any(wanted in name for name in names)]
-    if unmatched:
-        raise ConversionError(_unmatched_message(unmatched, names))
-    if not converted:
-        why = "all are kept in high precision" if names else "there is no parallel linear in it"
-        raise ConversionError(f"no layer of the model was converted: {why}")
+def _layers(chunk: nn.Module) -> Iterator[tuple[str, nn.Module, int | None]]:
+    """The layers by their name in the whole model, and the number of the transformer block around each.
 
-
-def _linears(chunk: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The model's linears, by their name in the whole model.
-
-    That is without the wrappers' `module.`, and with the layers of every pipeline stage numbered through:
-    modules are numbered within their stage, `layer_number` counts from 1 over all.
+    That name is without the wrappers' `module.`, and with the blocks of every pipeline stage numbered
+    through: modules are numbered within their stage, `layer_number` counts from 1 over all.
     """
-    numbers = {}
+    blocks = {}
     for name, module in chunk.named_modules():
-        block, _, index = name.rpartition(".")
+        stack, _, index = name.rpartition(".")
         if isinstance(module, BaseTransformerLayer) and index.isdigit():
-            numbers[name] = f"{block}.{module.layer_number - 1}"
-        if isinstance(module, (ColumnParallelLinear, RowParallelLinear, TEGroupedLinear)):
-            for local, whole in numbers.items():
-                if name.startswith(local + "."):
-                    name = whole + name.removeprefix(local)
-                    break
-            while name.startswith("module."):
-                name = name.removeprefix("module.")
-            yield name, module
+            blocks[name] = (f"{stack}.{module.layer_number - 1}", module.layer_number - 1)
+    for name, module in named_layers(chunk):
+        number = None
+        for local, (whole, block) in blocks.items():
+            if name.startswith(local + "."):
+                name, number = whole + name.removeprefix(local), block
+                break
+        while name.startswith("module."):
+            name = name.removeprefix("module.")
+        yield name, module, number
 
 
-def _of_all_ranks(report: Conversion) -> list[Conversion]:
+def _of_all_ranks(conversion: Conversion) -> list[Conversion]:
     if not dist.is_initialized():
-        return [report]
-    reports = [report] * dist.get_world_size()
-    dist.all_gather_object(reports, report)
-    return reports
-
-
-def _unmatched_message(unmatched: Sequence[str], names: set[str]) -> str:
-    """Name each filter that matched nothing, beside the layer names nearest to it."""
-    parts = {part for name in names for part in name.split(".") if not part.isdigit()}
-    lines = []
-    for wanted in unmatched:
-        near = difflib.get_close_matches(wanted, sorted(parts | names), n=3, cutoff=0.4)
-        lines.append(f"{wanted!r} is in no layer's name; the nearest: {', '.join(near or sorted(parts))}")
-    return "; ".join(lines)
+        return [conversion]
+    conversions = [conversion] * dist.get_world_size()
+    dist.all_gather_object(conversions, conversion)
+    return conversions

@@ -126,16 +126,16 @@ def test_emulation_is_refused_where_the_hardware_computes(stops, parse, monkeypa
 def convert(monkeypatch):
     """Runs the patched get_model on a stand-in for the model; gives what reached `convert_chunks`."""
     from mindspeed_lowp import megatron
-    from mindspeed_lowp.megatron import Conversion
+    from mindspeed_lowp.layers import Conversion
 
     def convert(outcome=None, **arguments):
         calls = []
+        outcome = Conversion(linears=["a.mlp", "b.mlp"]) if outcome is None else outcome
 
-        def convert_chunks(*args):
-            calls.append(args)
-            if isinstance(outcome, Exception):
-                raise outcome
-            return outcome or Conversion(linears=["a", "b"])
+        def convert_chunks(model, linears, experts, check):
+            calls.append((model, linears, experts))
+            check(outcome)
+            return outcome
 
         defaults = {"fp8": "e4m3", "fp8_recipe": "mxfp8", "lowp_filter_fqns": None, "lowp_emulate": False}
         defaults["num_experts"] = None
@@ -164,10 +164,12 @@ def convert(monkeypatch):
     ],
 )
 def test_recipe_follows_the_flags(convert, flags, defer, operands):
-    recipe, filters = convert(fp8="hybrid", lowp_filter_fqns=["mlp"], **flags)
+    linears, experts = convert(fp8="hybrid", lowp_filter_fqns=["mlp"], **flags)
+    recipe = linears.recipe
+    assert experts.recipe is recipe
     assert (recipe.name, recipe.fp8_format) == ("mxfp8", "hybrid")
     assert (recipe.defer_backward_quant, recipe.defer_operands) == (defer, operands)
-    assert list(filters) == ["mlp"]
+    assert list(linears.filter_fqns) == list(experts.filter_fqns) == ["mlp"]
 
 
 def test_mindspeeds_own_fp8_training_is_left_alone(convert, monkeypatch):
@@ -182,7 +184,7 @@ def test_a_run_without_fp8_is_left_alone(convert):
 
 
 def test_start_up_lines(convert, capsys):
-    from mindspeed_lowp.megatron import Conversion
+    from mindspeed_lowp.layers import Conversion
 
     kept = [f"layer{index}" for index in range(9)]
     convert(Conversion(linears=["a", "b"], grouped=["c"], kept=kept), num_experts=4)
@@ -204,12 +206,16 @@ def test_dense_model_says_nothing_of_experts(convert, capsys):
 
 
 @pytest.mark.parametrize(
-    ("filters", "flag"),
-    [(["mpl"], "--lowp-filter-fqns"), (None, "--fp8-recipe mxfp8")],
-    ids=["filter", "none"],
+    ("conversion", "filters", "message"),
+    [
+        (None, ["mpl"], "--lowp-filter-fqns: 'mpl' is in no layer's name; the nearest: mlp"),
+        ({"kept": ["mlp"]}, ["mlp"], "--lowp-filter-fqns: no layer of the model was converted: all are kept"),
+        ({}, None, "--fp8-recipe mxfp8: no layer of the model was converted: there is no linear in it"),
+    ],
 )
-def test_failed_conversion_names_the_flag(convert, filters, flag):
-    from mindspeed_lowp.megatron import ConversionError
+def test_failed_conversion_names_the_flag(convert, conversion, filters, message):
+    from mindspeed_lowp.layers import Conversion
 
-    with pytest.raises(SystemExit, match=f"^error: {flag}: why$"):
-        convert(ConversionError("why"), lowp_filter_fqns=filters)
+    outcome = None if conversion is None else Conversion(**conversion)
+    with pytest.raises(SystemExit, match=f"^error: {message}"):
+        convert(outcome, lowp_filter_fqns=filters)

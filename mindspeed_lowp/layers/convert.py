@@ -1,0 +1,201 @@
+"""Give the layers of a built model their recipe, in place: the one way any layer gets converted.
+
+A layer changes its class to one that multiplies as its recipe says, and stays the same object in all else:
+its Parameters, its hooks, its place in the model. So optimizers, checkpoints and wrappers, whether made
+before or after, see no difference. Which class becomes which is registered here, and by whoever brings more
+layers.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from mindspeed_lowp.layers.mx_linear import MXLinear
+from mindspeed_lowp.recipes import Recipe
+
+# By exact class: a subclass of somebody else's has a forward of its own, and stays as it is.
+_CONVERTED: dict[type[nn.Module], type[nn.Module]] = {}
+_GROUPED: set[type[nn.Module]] = set()
+
+
+class ConversionError(ValueError):
+    """No layer could be given the recipe, or a name matched none; the model is as it was."""
+
+
+def register_layer(
+    original: type[nn.Module], converted: type[nn.Module] | None = None, *, grouped: bool = False
+) -> None:
+    """From now on, layers of the class `original` are converted to `converted`, which adds only behaviour.
+
+    A converted layer has an attribute `recipe`. converted may be left out where `original` has one itself.
+    grouped: it holds the linears of several experts.
+    """
+    converted = converted or original
+    for layer in (original, converted):  # converting twice is converting once
+        _CONVERTED[layer] = converted
+        if grouped:
+            _GROUPED.add(layer)
+
+
+register_layer(nn.Linear, MXLinear)
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether the module is a linear or a grouped linear, be it one that can be converted or a relative."""
+    return isinstance(module, tuple(_CONVERTED))
+
+
+def is_grouped(module: nn.Module) -> bool:
+    return isinstance(module, tuple(_GROUPED))
+
+
+def is_expert(module: nn.Module) -> bool:
+    """Whether the layer belongs to an expert: a grouped one does, Megatron's linears say so of themselves."""
+    return is_grouped(module) or bool(getattr(module, "is_expert", False))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which layers get `recipe`, by their fully qualified names: substrings, and case matters.
+
+    recipe: None leaves all of them in high precision.
+    fqns: only layers whose name contains one of these; all of them where there is none.
+    filter_fqns: no layer whose name contains one of these.
+    """
+
+    recipe: Recipe | None
+    fqns: Sequence[str] = ()
+    filter_fqns: Sequence[str] = ()
+
+    def recipe_for(self, name: str) -> Recipe | None:
+        wanted = not self.fqns or any(part in name for part in self.fqns)
+        return self.recipe if wanted and not any(part in name for part in self.filter_fqns) else None
+
+
+@dataclass
+class Conversion:
+    """What happens to the layers of a model, by their fully qualified names.
+
+    linears, grouped: converted; kept: left in high precision. experts: those of all three that are experts'.
+    """
+
+    linears: list[str] = field(default_factory=list)
+    grouped: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    experts: list[str] = field(default_factory=list)
+
+    @property
+    def converted(self) -> list[str]:
+        return self.linears + self.grouped
+
+    @property
+    def names(self) -> list[str]:
+        return self.converted + self.kept
+
+    @classmethod
+    def union(cls, conversions: Iterable[Conversion]) -> Conversion:
+        """Those of several ranks, or parts of a model, as one."""
+        whole = cls()
+        for conversion in conversions:
+            for kind, names in vars(conversion).items():
+                getattr(whole, kind).extend(names)
+        return whole
+
+
+def convert_layers(
+    layers: Iterable[tuple[str, nn.Module]],
+    choose: Callable[[str, nn.Module], Recipe | None],
+    check: Callable[[Conversion], None],
+) -> Conversion:
+    """Convert each of `layers`, given with its name, to the recipe that `choose` has for it.
+
+    check: gets what is going to happen before anything does, and raises where it must not.
+    """
+    plan, result = [], Conversion()
+    for name, module in layers:
+        recipe = choose(name, module) if _is_convertible(module) else None
+        if recipe is None:
+            result.kept.append(name)
+        else:
+            plan.append((module, recipe))
+            (result.grouped if is_grouped(module) else result.linears).append(name)
+        if is_expert(module):
+            result.experts.append(name)
+    check(result)
+    for module, recipe in plan:
+        _convert(module, recipe)
+    return result
+
+
+def _is_convertible(module: nn.Module) -> bool:
+    # A forward of the instance's own (accelerate puts one there) would go on calling the old class's.
+    return type(module) in _CONVERTED and "forward" not in vars(module)
+
+
+def _convert(module: nn.Module, recipe: Recipe) -> None:
+    module.__class__ = _CONVERTED[type(module)]
+    if getattr(module, "recipe", None) != recipe:  # else it has that recipe already, and maybe state with it
+        module.recipe = recipe.for_layer()
+
+
+def by_name(linears: Choice, experts: Choice) -> Callable[[str, nn.Module], Recipe | None]:
+    """For `convert_layers`: experts' layers by one choice, all others by another."""
+    return lambda name, module: (experts if is_expert(module) else linears).recipe_for(name)
+
+
+def named_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return ((name, module) for name, module in model.named_modules() if is_layer(module))
+
+
+def convert_model(
+    model: nn.Module, recipe: Recipe, filter_fqns: Sequence[str] = (), fqns: Sequence[str] = ()
+) -> Conversion:
+    """Quantize the linear layers of any model as `recipe` says, in place; says what was done to which layer.
+
+    nn.Linear becomes `MXLinear`; grouped linears of experts and Megatron's parallel linears (once
+    `mindspeed_lowp.megatron` is imported) get the recipe too. Subclasses with a forward of their own stay as
+    they are. The Parameters stay the same objects, so optimizers, hooks and state_dict keys do as well, and
+    converting twice is converting once.
+
+    filter_fqns: keep in high precision each layer whose name, as in `model.named_modules()`, contains one of
+        these; case matters. The last projection to the vocabulary is usually among them.
+    fqns: convert only the experts whose name contains one of these; all of them where there is none.
+
+    Raises ConversionError, with the model as it was, when a name matches nothing or no layer is left.
+    """
+    names = {"filter_fqns": filter_fqns, "fqns": fqns}
+    for argument, value in names.items():
+        if isinstance(value, str):
+            raise TypeError(f"convert_model: {argument}={value!r} is a string; give a list: [{value!r}]")
+
+    def check(conversion: Conversion) -> None:
+        for argument, known in {"filter_fqns": conversion.names, "fqns": conversion.experts}.items():
+            message = unmatched(names[argument], known)
+            if message:
+                raise ConversionError(f"convert_model: {argument}: {message}")
+        if not conversion.converted:
+            raise ConversionError(f"convert_model: {nothing_converted(conversion)}")
+
+    linears = Choice(recipe, filter_fqns=filter_fqns)
+    experts = Choice(recipe, fqns=fqns, filter_fqns=filter_fqns)
+    return convert_layers(named_layers(model), by_name(linears, experts), check)
+
+
+def unmatched(wanted: Sequence[str], names: Collection[str]) -> str | None:
+    """What to say of those of `wanted` that are in none of the layers' names; None where each is in one."""
+    parts = {part for name in names for part in name.split(".") if not part.isdigit()}
+    lines = []
+    for missing in (part for part in wanted if not any(part in name for name in names)):
+        near = difflib.get_close_matches(missing, sorted(parts.union(names)), n=3, cutoff=0.4)
+        nearest = ", ".join(near or sorted(parts)) or "there is no such layer"
+        lines.append(f"{missing!r} is in no layer's name; the nearest: {nearest}")
+    return "; ".join(lines) or None
+
+
+def nothing_converted(conversion: Conversion) -> str:
+    why = "all are kept in high precision" if conversion.kept else "there is no linear in it"
+    return f"no layer of the model was converted: {why}"
