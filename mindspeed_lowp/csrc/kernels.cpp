@@ -7,6 +7,7 @@
 #include "cast_kernels.h"
 #include "mx_dequant.h"
 #include "mx_quant.h"
+#include "mxfp4_quant.h"
 
 #define LOWP_JOIN_(a, b) a##b
 #define LOWP_JOIN(a, b) LOWP_JOIN_(a, b)
@@ -14,4 +15,5 @@
 const lowp::Kernels lowp::LOWP_JOIN(kernels_, LOWP_LEVEL) = {
     {quant_last, quant_rows, quant_dual, dequant},
     {cast_encode, cast_look_up},
+    {mxfp4_quant_dequant},
 };

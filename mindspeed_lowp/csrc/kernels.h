@@ -8,6 +8,7 @@
 
 #include "casts.h"
 #include "mx.h"
+#include "mxfp4.h"
 
 namespace lowp {
 
@@ -16,6 +17,7 @@ enum Input : int { kBF16 = 0, kF16 = 1, kF32 = 2 };  // also the output types of
 struct Kernels {
     MxKernels mx;
     CastKernels casts;
+    Mxfp4Kernels mxfp4;
 };
 
 extern const Kernels kernels_base;

@@ -29,6 +29,7 @@ from mindspeed_lowp.ops.mx_quant import (
     grouped_anti_mx_quant,
     grouped_dynamic_mx_quant,
 )
+from mindspeed_lowp.ops.mxfp4 import quant_dequant_mxfp4
 
 __all__ = [
     "add_quant_gmm_",
@@ -53,5 +54,6 @@ __all__ = [
     "grouped_anti_mx_quant",
     "grouped_dynamic_mx_quant",
     "grouped_matmul",
+    "quant_dequant_mxfp4",
     "quant_matmul",
 ]

@@ -20,16 +20,23 @@ _library = torch.library.Library("lowp", "DEF")
 
 
 def operator(
-    schema: str, *, reference: Callable, kernel: Callable, npu: Callable, fake: Callable
+    schema: str,
+    *,
+    reference: Callable,
+    kernel: Callable,
+    npu: Callable,
+    fake: Callable,
+    older_npu: Callable | None = None,
 ) -> torch._ops.OpOverload:
     """Register the operator ``schema`` (name, parameters and results) and return it.
 
-    ``fake`` gives shapes, dtypes and strides of the results for FakeTensor and `torch.compile`.
+    ``fake`` gives shapes, dtypes and strides of the results for FakeTensor and `torch.compile`. ``older_npu``
+    serves NPUs before Ascend 950, where that is not the reference.
     """
     _library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
     name = schema[: schema.index("(")]
     _library.impl(name, reference, "CompositeExplicitAutograd")
-    _library.impl(name, by_npu_generation(npu, reference), "PrivateUse1")
+    _library.impl(name, by_npu_generation(npu, older_npu or reference), "PrivateUse1")
     if kernels.available():
         _library.impl(name, kernel, "CPU")
     torch.library.register_fake(f"lowp::{name}", fake, lib=_library)

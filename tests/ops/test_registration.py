@@ -37,6 +37,7 @@ def operands():
         "grouped_matmul": (codes, weights, weights_scale, mxscale, group_list, 0, 0, torch.bfloat16),
         "add_quant_matmul_": (torch.zeros(70, 24), *product),
         "add_quant_gmm_": (torch.zeros(3, 40, 24), *gmm, group_list, a_scale, 0),
+        "quant_dequant_mxfp4": (x, 6.0, 32),
     }
 
 

@@ -1,0 +1,24 @@
+// MXFP4 fake quantization: blocks along the last axis, to FP4 (E2M1) and back in one pass.
+
+#pragma once
+
+#include <cstdint>
+
+namespace lowp {
+
+constexpr int64_t kMxfp4Blocks = 64;  // most blocks of one task
+
+struct Mxfp4 {
+    const void* x;
+    void* y;
+    int64_t block;  // elements that share a scale
+    float scale_factor;
+    int input;
+};
+
+struct Mxfp4Kernels {
+    // At most kMxfp4Blocks blocks of one row; the first begins at element `first` of x.
+    void (*quant_dequant)(const Mxfp4&, int64_t first, int64_t count);
+};
+
+}  // namespace lowp
