@@ -16,7 +16,7 @@ from mindspeed_lowp.features.command_line import add_option, find_option, neares
 from mindspeed_lowp.features.mxfp8_defer_backward_quant import defer_policy
 from mindspeed_lowp.layers import Choice, Conversion, nothing_converted, unmatched
 from mindspeed_lowp.ops.hardware import is_ascend950_or_newer, npu_name
-from mindspeed_lowp.recipes import RECIPES, get_recipe
+from mindspeed_lowp.recipes import get_recipe, recipe_names
 
 _TITLE = "low-precision training"
 
@@ -70,7 +70,7 @@ class FP8TrainingFeature(Feature):
             # Checked in pre_validate_args: argparse would offer the recipes of Transformer Engine, which are
             # not to be had, under all of Megatron's usage text.
             recipe.choices = None
-            recipe.help = f"The recipe of FP8 training, with --fp8-format: {', '.join(RECIPES)}."
+            recipe.help = f"The recipe of FP8 training, with --fp8-format: {', '.join(recipe_names())}."
         add_option(
             parser,
             _TITLE,
@@ -122,15 +122,16 @@ def _check_nothing_needs_fp8(args: Namespace) -> None:
 
 def _check_recipe(args: Namespace) -> None:
     recipe = getattr(args, "fp8_recipe", None)
-    if recipe in RECIPES:
+    names = recipe_names()
+    if recipe in names:
         return
-    accepted = ", ".join(RECIPES)
+    accepted = ", ".join(names)
     if not typed("--fp8-recipe"):
         stop(
             f"--fp8-format {args.fp8} needs --fp8-recipe as well (the default, {recipe}, is not available "
             f"here): add --fp8-recipe mxfp8; accepted: {accepted}"
         )
-    close = nearest(recipe, RECIPES, count=1)
+    close = nearest(recipe, names, count=1)
     hint = f"did you mean --fp8-recipe {close[0]}? " if close else ""
     stop(f"--fp8-recipe {recipe}: no such recipe here; {hint}accepted: {accepted}")
 

@@ -15,7 +15,7 @@ from mindspeed_lowp.layers import (
     lowp_grouped_linear,
     lowp_linear,
 )
-from mindspeed_lowp.recipes import get_recipe
+from mindspeed_lowp.recipes import get_recipe, register_recipe
 
 __all__ = [
     "MXLinear",
@@ -27,4 +27,5 @@ __all__ = [
     "linear_quantize_",
     "lowp_grouped_linear",
     "lowp_linear",
+    "register_recipe",
 ]
