@@ -9,22 +9,27 @@ namespace {
 
 constexpr int64_t kCastChunk = 1024;  // elements worked on while they are in the first cache
 
-// Besides what the quantizers' code does, Inf and NaN are kept where the format has codes for them.
-template <class Format>
-uint32_t cast_code(uint32_t u) {
-    uint32_t a = u & 0x7FFFFFFFu, code = Format::code(u);
-    if constexpr (Format::specials)
-        code = a < 0x7F800000u ? code : (a == 0x7F800000u ? Format::inf : Format::nan) | (u >> 24 & 0x80);
-    return code;
+// Inf and NaN are kept where the format has codes for them.
+template <class In, class Format>
+void keep_specials(const typename In::Bits* __restrict x, uint8_t* __restrict y, int64_t count) {
+    typename In::Bits largest = 0;
+    for (int64_t i = 0; i < count; i++) largest = max<typename In::Bits>(largest, x[i] & In::magnitude);
+    if (largest < In::nonfinite) return;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t u = pattern<In>(x[i]), a = u & 0x7FFFFFFFu;
+        if (a >= 0x7F800000u)
+            y[i] = uint8_t((a == 0x7F800000u ? Format::inf : Format::nan) | (u >> 24 & 0x80));
+    }
 }
 
 template <class In, class Format>
-void encode_range(const typename In::Bits* __restrict x, uint8_t* __restrict y, int64_t first, int64_t last) {
+void encode_range(const typename In::Bits* x, uint8_t* y, int64_t first, int64_t last) {
     uint8_t codes[kCastChunk];
     for (int64_t at = first; at < last; at += kCastChunk) {
         int64_t count = min(kCastChunk, last - at);
         uint8_t* to = Format::bits_per_code == 4 ? codes : y + at;
-        for (int64_t i = 0; i < count; i++) to[i] = uint8_t(cast_code<Format>(pattern<In>(x[at + i])));
+        round_line<Format>(to, count, [&](int64_t i) { return pattern<In>(x[at + i]); });
+        if constexpr (Format::specials) keep_specials<In, Format>(x + at, to, count);
         if constexpr (Format::bits_per_code == 4)
             for (int64_t i = 0; i < count / 2; i++)
                 y[at / 2 + i] = uint8_t(codes[2 * i] | codes[2 * i + 1] << 4);
@@ -37,7 +42,7 @@ struct CodeE8M0 {
     static constexpr bool specials = false;
     static constexpr int bits_per_code = 8;
 
-    static uint32_t code(uint32_t u) {
+    static INLINE uint32_t code(uint32_t u) {
         uint32_t mantissa = u & 0x7FFFFF, exponent = u >> 23;
         uint32_t up = mantissa > (exponent > 0 ? 0x3FFFFFu : 0x400000u) ? 1 : 0;
         return u == 0 || exponent + up > 0xFF ? 0xFF : exponent + up;

@@ -3,11 +3,15 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "formats.h"
 #include "kernels.h"
 
 namespace lowp {
 namespace {
+
+// Each struct's `code` takes an fp32 pattern (HiFloat8's: its upper half).
 
 // The fp32 pattern of any input, Inf and NaN included.
 template <class In>
@@ -27,7 +31,7 @@ struct Rounded {
     static constexpr uint32_t inf = Inf, nan = NaN;
     static constexpr int bits_per_code = Bits;
 
-    static uint32_t code(uint32_t u) {
+    static INLINE uint32_t code(uint32_t u) {
         uint32_t a = u & 0x7FFFFFFFu, sign = u >> (32 - Bits) & 1u << (Bits - 1);
         uint32_t magnitude = Format::encode(min(a, Format::max_bits)) & ((1u << (Bits - 1)) - 1);
         return a > 0x7F800000u ? 0 : magnitude | sign;
@@ -45,7 +49,7 @@ struct CodeINT8 {
     static constexpr uint32_t inf = 0, nan = 0;
     static constexpr int bits_per_code = 8;
 
-    static uint32_t code(uint32_t u) {
+    static INLINE uint32_t code(uint32_t u) {
         uint32_t a = u & 0x7FFFFFFFu, negative = u >> 31;
         // Adding 2^23 makes the FPU round to an integer, which the low bits of the sum hold.
         uint32_t magnitude = bits(as_float(min(a, 0x42FE0000u + (negative << 16))) + 0x1p23f) & 0xFF;
@@ -54,46 +58,55 @@ struct CodeINT8 {
 };
 
 // HiFloat8, ties away from zero. That needs no bit below the first one dropped, so that the upper half of the
-// fp32 pattern is enough and all is done in 16-bit lanes.
+// fp32 pattern is enough and the rest is done in 16-bit lanes.
 struct CodeHIF8 {
     static constexpr bool specials = true;
     static constexpr uint32_t inf = 0x6F, nan = 0x80;
     static constexpr int bits_per_code = 8;
 
-    // The upper half of a pattern, with NaN kept apart from Inf.
-    static uint16_t upper(uint32_t u) {
-        return uint16_t(u >> 16 | ((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x40u : 0u));
-    }
-
-    static uint32_t code(uint32_t u) { return code_of_upper(upper(u)); }
-
     // With n the absolute exponent, a normal number has 3, 3, 2, 1 mantissa bits for n < 2, < 4, < 8, < 16,
     // and a denormal (n from 16 on, below 1) none: its code is the exponent + 23.
-    static uint8_t code_of_upper(uint16_t u) {
+    static INLINE uint8_t code(uint16_t u) {
         int16_t magnitude = int16_t(u & 0x7FFF), a = min<int16_t>(magnitude, 0x4700);  // 32768
         int16_t n = distance(a);
-        int16_t half = n < 4 ? 0x08 : n < 8 ? 0x10 : n < 16 ? 0x20 : 0x40;
+        int16_t half = int16_t(8 + (mask(n >= 4) & 8) + (mask(n >= 8) & 16) + (mask(n >= 16) & 32));
         int16_t r = int16_t(a + half);  // a carry reaches the exponent
-        int16_t below_one = r < 0x3F80 ? 1 : 0;
         n = distance(r);
-        int16_t both = int16_t(n << 7 | (r & 0x7F));  // exponent without its sign, mantissa
-        int16_t code = n >= 8   ? int16_t(0x50 + (both >> 6))
-                       : n >= 4 ? int16_t(0x30 + (both >> 5))
-                       : n >= 2 ? int16_t(0x10 + (both >> 4))
-                                : int16_t(0x08 + (both >> 4));
-        code = int16_t(code + (n >= 2 ? below_one << 4 : below_one << 3));
+        int16_t both = int16_t(n << 3 | (r >> 4 & 7));  // exponent without its sign, 3 bits of mantissa
+        int16_t shorter = min(both, min<int16_t>(int16_t((both >> 1) + 16), int16_t((both >> 2) + 32)));
+        int16_t sign = int16_t(8 + (mask(n >= 2) & 8));
+        int16_t code =
+            int16_t(shorter + sign + (mask(n >= 4) & 16) + (mask(n >= 8) & 16) + (mask(r < 0x3F80) & sign));
         code = n >= 16 ? max<int16_t>(int16_t(23 - n), 1) : code;
         code = int16_t(code | (u >> 8 & 0x80));
         // Below half the smallest value, 2^-23, and for NaN: +0. There is no negative zero.
-        return uint8_t(a < 0x3400 || magnitude > 0x7F80 ? 0 : code);
+        return uint8_t(code & ~mask(a < 0x3400) & ~mask(magnitude > 0x7F80));
     }
 
 private:
-    static int16_t distance(int16_t a) {  // |exponent|
+    static INLINE int16_t mask(bool b) { return int16_t(-int16_t(b)); }
+    static INLINE int16_t distance(int16_t a) {  // |exponent|
         int16_t e = int16_t((a >> 7) - 127);
-        return e < 0 ? int16_t(-e) : e;
+        return max<int16_t>(e, int16_t(-e));
     }
 };
+
+// Codes of `count` results of fp32 arithmetic, the i-th having the pattern pattern(i). (NaN must have its
+// uppermost mantissa bit set, as what arithmetic makes of any NaN has.)
+template <class Code, class Pattern>
+INLINE void round_line(uint8_t* __restrict y, int64_t count, const Pattern& pattern) {
+    if constexpr (std::is_same<Code, CodeHIF8>::value) {
+        constexpr int64_t step = 512;  // of elements worked on while they are in the first cache
+        uint16_t upper[step];
+        for (int64_t at = 0; at < count; at += step) {
+            int64_t n = min(step, count - at);
+            for (int64_t i = 0; i < n; i++) upper[i] = uint16_t(pattern(at + i) >> 16);
+            for (int64_t i = 0; i < n; i++) y[at + i] = Code::code(upper[i]);
+        }
+    } else {
+        for (int64_t i = 0; i < count; i++) y[i] = uint8_t(Code::code(pattern(i)));
+    }
+}
 
 // Calls f with the struct of an element format.
 template <class F>
