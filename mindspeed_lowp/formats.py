@@ -102,10 +102,8 @@ def format_of(
 @cache
 def code_values(info: FormatInfo) -> tuple[float, ...]:
     """The value of each of the ``2 ** bits`` codes, in the order of the codes as unsigned numbers."""
-    if info == E2M1:
-        positive = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-    elif info == E1M2:
-        positive = tuple(code / 4 for code in range(8))
+    if info in MXFP4_FORMATS:
+        positive = FP4_VALUES[info]
     elif info == HIF8:
         positive = tuple(map(_hifloat8, range(0x80)))
     elif info == E8M0:
