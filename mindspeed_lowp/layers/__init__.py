@@ -19,6 +19,13 @@ from mindspeed_lowp.layers.quantize import (
     grouped_quantize_,
     linear_quantize_,
 )
+from mindspeed_lowp.layers.weight_cache import (
+    StaleWeightError,
+    WeightCache,
+    drop_reused_weights,
+    reuse_quantized_weights,
+    reused_bytes,
+)
 from mindspeed_lowp.layers.weight_grad import WeightGrad
 
 __all__ = [
@@ -28,14 +35,19 @@ __all__ = [
     "MXLinear",
     "MXLinearConfig",
     "MoETrainingConfig",
+    "StaleWeightError",
     "TensorParallel",
+    "WeightCache",
     "WeightGrad",
     "convert_model",
+    "drop_reused_weights",
     "grouped_quantize_",
     "linear_quantize_",
     "lowp_grouped_linear",
     "lowp_linear",
     "nothing_converted",
     "register_layer",
+    "reuse_quantized_weights",
+    "reused_bytes",
     "unmatched",
 ]

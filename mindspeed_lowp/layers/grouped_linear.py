@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from mindspeed_lowp.layers.checks import check_dtypes
 from mindspeed_lowp.layers.kept import pack, unpack
+from mindspeed_lowp.layers.weight_cache import WeightCache, quantize_weights
 from mindspeed_lowp.layers.weight_grad import add_to_main_grad, settled_grad
 from mindspeed_lowp.recipes import Operand, Recipe
 
@@ -21,6 +22,7 @@ def lowp_grouped_linear(
     recipe: Recipe,
     *,
     into_main_grad: bool = False,
+    weight_cache: WeightCache | None = None,
 ) -> Tensor:
     """Expert e's rows of x times expert e's weight, the GEMMs quantized as `recipe` says.
 
@@ -30,6 +32,7 @@ def lowp_grouped_linear(
         are never stacked in high precision.
     tokens_per_expert: E row counts; an expert may have none (its weight's gradient is then exactly zero).
     into_main_grad: add each weight's gradient to its `main_grad` in place of returning it to autograd.
+    weight_cache: keeps the quantized weights from call to call, until one of them changes.
     -> [T, N] of x's dtype (of the autocast dtype under autocast).
 
     Raises ValueError when shapes or counts do not fit.
@@ -42,7 +45,7 @@ def lowp_grouped_linear(
         x = x.to(torch.get_autocast_dtype(x.device.type))
     weights_class = _StackedWeights if stacked else _SeparateWeights
     return _LowpGroupedLinear.apply(
-        x, counts, recipe, weights_class, into_main_grad, torch.is_grad_enabled(), *parameters
+        x, counts, recipe, weights_class, into_main_grad, weight_cache, torch.is_grad_enabled(), *parameters
     )
 
 
@@ -50,15 +53,19 @@ class _LowpGroupedLinear(torch.autograd.Function):
     """fprop, dgrad and wgrad over groups of rows; T is the number of rows that belong to an expert."""
 
     @staticmethod
-    def forward(ctx, x, counts, recipe, weights_class, into_main_grad, backward_may_come, *parameters):
+    def forward(
+        ctx, x, counts, recipe, weights_class, into_main_grad, weight_cache, backward_may_come, *parameters
+    ):
         group_list = torch.tensor(counts, device=x.device).cumsum(0)  # [E]
         rows = x[: sum(counts)]  # [T, K]
         needs_dx = backward_may_come and ctx.needs_input_grad[0]
-        needs_dw = backward_may_come and any(ctx.needs_input_grad[6:])
+        needs_dw = backward_may_come and any(ctx.needs_input_grad[7:])
         keeps_x = needs_dw and not recipe.defers("input")
-        keeps_w = needs_dx and not recipe.defers("weight")
+        # There is nothing to defer once the cache has what backward needs.
+        held = weight_cache is not None and weight_cache.holds(parameters, recipe, weights_class.dgrad_axis)
+        keeps_w = needs_dx and (held or not recipe.defers("weight"))
 
-        w_fprop, w_dgrad = weights_class.quantize(parameters, recipe, fprop=True, dgrad=keeps_w)
+        w_fprop, w_dgrad = weights_class.quantize(parameters, recipe, weight_cache, fprop=True, dgrad=keeps_w)
         x_quantized = recipe.quantize_groups(rows, "input", group_list, (-1, -2) if keeps_x else (-1,))
         y = _with_surplus(recipe.grouped_matmul(x_quantized[-1], w_fprop, group_list, x.dtype), len(x))
 
@@ -66,8 +73,9 @@ class _LowpGroupedLinear(torch.autograd.Function):
         kept_w = parameters if needs_dx and not keeps_w else ()
         ctx.save_for_backward(group_list, *pack(kept_x), *pack(w_dgrad), *kept_w)
         ctx.counts, ctx.recipe, ctx.weights_class = counts, recipe, weights_class
-        # Not data of backward: the Parameters themselves, whose main_grad is added to.
-        ctx.parameters = parameters if into_main_grad else ()
+        ctx.into_main_grad, ctx.weight_cache = into_main_grad, weight_cache
+        # Not data of backward: the Parameters themselves, whose main_grad is added to and whom the cache knows.
+        ctx.parameters = parameters if into_main_grad or weight_cache is not None else ()
         ctx.x_rows, ctx.x_dtype, ctx.weight_dtype = len(x), x.dtype, parameters[0].dtype
         return y
 
@@ -75,9 +83,9 @@ class _LowpGroupedLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         recipe, weights_class = ctx.recipe, ctx.weights_class
-        needs_dx, needs_dw = ctx.needs_input_grad[0], ctx.needs_input_grad[6:]
+        needs_dx, needs_dw = ctx.needs_input_grad[0], ctx.needs_input_grad[7:]
         group_list, *kept = ctx.saved_tensors
-        kept_x, w_dgrad, parameters = unpack(*kept[0:2]), unpack(*kept[2:4]), kept[4:]
+        kept_x, w_dgrad, kept_w = unpack(*kept[0:2]), unpack(*kept[2:4]), kept[4:]
         g = grad[: sum(ctx.counts)]  # [T, N]
         axes = (-1,) * needs_dx + (-2,) * any(needs_dw)
         g_quantized = recipe.quantize_groups(g, "grad", group_list, axes)
@@ -85,7 +93,10 @@ class _LowpGroupedLinear(torch.autograd.Function):
         dx = None
         if needs_dx:
             if w_dgrad is None:
-                _, w_dgrad = weights_class.quantize(parameters, recipe, fprop=False, dgrad=True)
+                weights = kept_w if ctx.weight_cache is None else ctx.parameters
+                _, w_dgrad = weights_class.quantize(
+                    weights, recipe, ctx.weight_cache, fprop=False, dgrad=True
+                )
             dx = recipe.grouped_matmul(g_quantized[-1], w_dgrad, group_list, ctx.x_dtype)
             dx = _with_surplus(dx, ctx.x_rows)
 
@@ -95,26 +106,31 @@ class _LowpGroupedLinear(torch.autograd.Function):
             if not isinstance(kept_x, Operand):
                 x_wgrad = recipe.quantize_groups(kept_x, "input", group_list, (-2,))[-2]
             g_wgrad = g_quantized[-2]
-            if ctx.parameters:
+            if ctx.into_main_grad:
                 dw = weights_class.add_to_main_grads(
                     ctx.parameters, recipe, x_wgrad, g_wgrad, group_list, ctx.counts
                 )
             else:
                 dw = weights_class.gradients(recipe, x_wgrad, g_wgrad, group_list, ctx.weight_dtype)
             dw = tuple(grad if needed else None for grad, needed in zip(dw, needs_dw, strict=True))
-        return dx, None, None, None, None, None, *dw
+        return dx, None, None, None, None, None, None, *dw
 
 
 class _StackedWeights:
     """One tensor [E, K, N]: forward contracts axis -2, dgrad axis -1."""
 
+    dgrad_axis = -1
+
     @staticmethod
     def quantize(
-        parameters: Sequence[Tensor], recipe: Recipe, fprop: bool, dgrad: bool
+        parameters: Sequence[Tensor], recipe: Recipe, cache: WeightCache | None, fprop: bool, dgrad: bool
     ) -> tuple[Operand | None, Operand | None]:
         """The right operands [E, K, N] of fprop and [E, N, K] of dgrad, those that are asked for."""
         (weight,) = parameters
-        quantized = recipe.quantize(weight, "weight", (-1,) * dgrad + (-2,) * fprop)
+        axes = (-1,) * dgrad + (-2,) * fprop
+        quantized = quantize_weights(
+            cache, parameters, recipe, axes, lambda axes: recipe.quantize(weight, "weight", axes)
+        )
         return quantized.get(-2), quantized[-1].mT if dgrad else None
 
     @staticmethod
@@ -144,13 +160,20 @@ class _StackedWeights:
 class _SeparateWeights:
     """E tensors [N, K]: forward contracts axis -1, dgrad axis -2. Only one-byte codes are ever stacked."""
 
+    dgrad_axis = -2
+
     @staticmethod
     def quantize(
-        parameters: Sequence[Tensor], recipe: Recipe, fprop: bool, dgrad: bool
+        parameters: Sequence[Tensor], recipe: Recipe, cache: WeightCache | None, fprop: bool, dgrad: bool
     ) -> tuple[Operand | None, Operand | None]:
         """The right operands [E, K, N] of fprop and [E, N, K] of dgrad, those that are asked for."""
-        axes = (-1,) * fprop + (-2,) * dgrad
-        stacks = _stack([recipe.quantize(weight, "weight", axes) for weight in parameters], axes)
+        stacks = quantize_weights(
+            cache,
+            parameters,
+            recipe,
+            (-1,) * fprop + (-2,) * dgrad,
+            lambda axes: _stack([recipe.quantize(weight, "weight", axes) for weight in parameters], axes),
+        )
         return stacks[-1].mT if fprop else None, stacks.get(-2)
 
     @staticmethod

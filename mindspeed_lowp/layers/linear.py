@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -15,6 +17,7 @@ from mindspeed_lowp.layers.parallel import (
     gather_rows,
     start_dgrad_reduction,
 )
+from mindspeed_lowp.layers.weight_cache import WeightCache, quantize_weights
 from mindspeed_lowp.layers.weight_grad import WeightGrad, add_to_main_grad
 from mindspeed_lowp.recipes import Operand, Recipe
 
@@ -27,6 +30,7 @@ def lowp_linear(
     *,
     parallel: TensorParallel | None = None,
     weight_grad: WeightGrad = WeightGrad(),  # noqa: B008 (immutable unless it names a list)
+    weight_cache: WeightCache | None = None,
 ) -> Tensor:
     """`x @ weight.T + bias`, the three GEMMs of forward and backward quantized as `recipe` says.
 
@@ -36,6 +40,7 @@ def lowp_linear(
     parallel: the tensor-parallel communication of a column-parallel layer. With sequence parallelism x is
         [s, ..., K], this rank's part of the first dimension, and the result [ranks * s, ..., N].
     weight_grad: where the gradient of the weight goes.
+    weight_cache: keeps the quantized weight from call to call, until the weight changes.
 
     Raises ValueError when x and weight disagree on K, and for dtypes that cannot be quantized.
     """
@@ -51,7 +56,7 @@ def lowp_linear(
     # Inside a Function grad mode is always off: whether backward can come is known only here.
     backward_may_come = torch.is_grad_enabled()
     rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
-    y = _LowpLinear.apply(rows, weight, bias, recipe, parallel, weight_grad, backward_may_come)
+    y = _LowpLinear.apply(rows, weight, bias, recipe, parallel, weight_grad, weight_cache, backward_may_come)
     if x.dim() == 2:
         return y  # no view: it may be modified in place
     ranks = parallel.group.size() if parallel is not None and parallel.sequence_parallel else 1
@@ -63,12 +68,14 @@ class _LowpLinear(torch.autograd.Function):
     """fprop, dgrad and wgrad. T: the rows of all ranks, R: of this one (the same without gathering)."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, recipe, parallel, weight_grad, backward_may_come):
+    def forward(ctx, x, weight, bias, recipe, parallel, weight_grad, weight_cache, backward_may_come):
         # x: [R, K], weight: [N, K] -> [T, N]
         needs_dx = backward_may_come and ctx.needs_input_grad[0]
         needs_dw = backward_may_come and ctx.needs_input_grad[1]
         keeps_x = needs_dw and not recipe.defers("input")
-        keeps_w = needs_dx and not recipe.defers("weight")
+        # There is nothing to defer once the cache has what backward needs.
+        held = weight_cache is not None and weight_cache.holds((weight,), recipe, -2)
+        keeps_w = needs_dx and (held or not recipe.defers("weight"))
 
         if parallel is not None and parallel.sequence_parallel:
             (all_rows,) = gather_rows((x,), parallel.group).wait()
@@ -77,16 +84,17 @@ class _LowpLinear(torch.autograd.Function):
         else:
             quantized = recipe.quantize(x, "input", (-1, -2) if keeps_x else (-1,))
             x_fprop, x_wgrad = quantized[-1], quantized.get(-2)
-        w = recipe.quantize(weight, "weight", (-1, -2) if keeps_w else (-1,))
+        w = _quantize_weight(weight, recipe, (-1, -2) if keeps_w else (-1,), weight_cache)
 
         y = recipe.matmul(x_fprop, w[-1].mT, x.dtype, bias)
 
         kept_x = (x_wgrad if keeps_x else x) if needs_dw else None
         kept_w = (w[-2] if keeps_w else weight) if needs_dx else None
         ctx.save_for_backward(*pack(kept_x), *pack(kept_w))
-        ctx.recipe, ctx.parallel, ctx.weight_grad = recipe, parallel, weight_grad
-        # Not data of backward: the Parameter itself, whose main_grad is added to.
-        ctx.weight = weight if weight_grad.into_main_grad else None
+        ctx.recipe, ctx.parallel = recipe, parallel
+        ctx.weight_grad, ctx.weight_cache = weight_grad, weight_cache
+        # Not data of backward: the Parameter itself, whose main_grad is added to, and which the cache knows.
+        ctx.weight = weight if weight_grad.into_main_grad or weight_cache is not None else None
         ctx.x_dtype, ctx.weight_dtype = x.dtype, weight.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
         return y
@@ -119,7 +127,8 @@ class _LowpLinear(torch.autograd.Function):
         dx, reducing = None, None
         if needs_dx:
             if not isinstance(kept_w, Operand):
-                kept_w = recipe.quantize(kept_w, "weight", (-2,))[-2]
+                weight = kept_w if ctx.weight_cache is None else ctx.weight
+                kept_w = _quantize_weight(weight, recipe, (-2,), ctx.weight_cache)[-2]
             dx = recipe.matmul(g_dgrad, kept_w, ctx.x_dtype)
             if parallel is not None and (parallel.sequence_parallel or parallel.allreduce_dgrad):
                 reducing = start_dgrad_reduction(dx, parallel)  # under way during wgrad
@@ -140,7 +149,15 @@ class _LowpLinear(torch.autograd.Function):
 
         if reducing is not None:
             (dx,) = reducing.wait()
-        return dx, dw, db, None, None, None, None
+        return dx, dw, db, None, None, None, None, None
+
+
+def _quantize_weight(
+    weight: Tensor, recipe: Recipe, axes: Sequence[int], cache: WeightCache | None
+) -> dict[int, Operand]:
+    return quantize_weights(
+        cache, (weight,), recipe, axes, lambda axes: recipe.quantize(weight, "weight", axes)
+    )
 
 
 def _own_rows(x: Tensor, x_fprop: Operand, recipe: Recipe, parallel: TensorParallel) -> Operand:

@@ -23,7 +23,7 @@ from megatron.core.utils import divide
 from torch import Tensor
 from torch.nn import Parameter
 
-from mindspeed_lowp.layers import lowp_grouped_linear
+from mindspeed_lowp.layers import WeightCache, lowp_grouped_linear
 from mindspeed_lowp.recipes import Recipe
 
 
@@ -35,6 +35,7 @@ class TEGroupedLinear(torch.nn.Module):
 
     partition_dim: int  # of a weight [N, K], over the expert tensor-parallel group
     bias_is_sharded: bool
+    weight_cache: WeightCache | None = None
 
     def __init__(
         self,
@@ -110,7 +111,14 @@ class TEGroupedLinear(torch.nn.Module):
             y = torch.cat([F.linear(part, weight) for part, weight in zip(parts, weights, strict=True)])
         else:
             fused = self.config.gradient_accumulation_fusion and hasattr(weights[0], "main_grad")
-            y = lowp_grouped_linear(x, weights, tokens_per_expert, self.recipe, into_main_grad=fused)
+            y = lowp_grouped_linear(
+                x,
+                weights,
+                tokens_per_expert,
+                self.recipe,
+                into_main_grad=fused,
+                weight_cache=self.weight_cache,
+            )
         if not self.use_bias:
             return y, None
         biases = [getattr(self, f"bias{index}") for index in range(self.num_gemms)]

@@ -6,7 +6,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from mindspeed_lowp.layers import TensorParallel, WeightGrad, lowp_linear
+from mindspeed_lowp.layers import TensorParallel, WeightCache, WeightGrad, lowp_linear
 from mindspeed_lowp.recipes import Recipe
 
 
@@ -17,6 +17,7 @@ class _WithRecipe:
     """
 
     recipe: Recipe
+    weight_cache: WeightCache | None = None
 
     def _forward_impl(
         self,
@@ -40,7 +41,15 @@ class _WithRecipe:
             later=grad_output_buffer,
             limit=wgrad_deferral_limit or 0,
         )
-        return lowp_linear(input, weight, bias, self.recipe, parallel=parallel, weight_grad=weight_grad)
+        return lowp_linear(
+            input,
+            weight,
+            bias,
+            self.recipe,
+            parallel=parallel,
+            weight_grad=weight_grad,
+            weight_cache=self.weight_cache,
+        )
 
 
 class LowpColumnParallelLinear(_WithRecipe, ColumnParallelLinear):
