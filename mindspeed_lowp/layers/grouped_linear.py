@@ -74,7 +74,7 @@ class _LowpGroupedLinear(torch.autograd.Function):
         ctx.save_for_backward(group_list, *pack(kept_x), *pack(w_dgrad), *kept_w)
         ctx.counts, ctx.recipe, ctx.weights_class = counts, recipe, weights_class
         ctx.into_main_grad, ctx.weight_cache = into_main_grad, weight_cache
-        # Not data of backward: the Parameters themselves, whose main_grad is added to and whom the cache knows.
+        # Not data of backward: the Parameters, whose main_grad is added to and whom the cache knows.
         ctx.parameters = parameters if into_main_grad or weight_cache is not None else ()
         ctx.x_rows, ctx.x_dtype, ctx.weight_dtype = len(x), x.dtype, parameters[0].dtype
         return y
