@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Set up what the tests need, then run the linter and all tests. Arguments go to pytest.
+# Set up what the tests need, then run the linter and all tests, those of the kernels under sanitizers first.
+# Arguments go to pytest, which then runs alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup_env.sh
@@ -7,5 +8,8 @@ setup_env megatron,test
 
 ruff check .
 ruff format --check .
+if [ $# = 0 ]; then
+    bash scripts/sanitize_kernels.sh --quiet
+fi
 # Two processes of one thread each: the tests that start training jobs bring processes of their own.
 OMP_NUM_THREADS=1 python -m pytest --numprocesses "${TEST_PROCESSES:-2}" "$@"

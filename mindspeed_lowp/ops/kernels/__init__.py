@@ -1,7 +1,8 @@
 """The C++ kernels of `csrc`, called through ctypes. Where they were not built, importing this warns once.
 
 `LOWP_CPU_LEVEL` (``v4``: AVX-512, ``v3``: AVX2, ``base``) forces a level; by default the CPU's highest is
-used. One module for each family of operators.
+used. `LOWP_KERNELS` names another build of the library to load instead of the installed one (a sanitizer's,
+see scripts/sanitize_kernels.sh). One module for each family of operators.
 """
 
 import ctypes
@@ -22,6 +23,8 @@ POINTER, INT64, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
 def _load() -> ctypes.CDLL | None:
+    if named := os.environ.get("LOWP_KERNELS"):
+        return ctypes.CDLL(named)
     reason = "it was installed where no C++ compiler was found"
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).parent.with_name("_kernels" + suffix)
