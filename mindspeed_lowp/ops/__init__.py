@@ -21,7 +21,8 @@ from mindspeed_lowp.ops.casts import (
     decode_hifloat8,
     decode_int8,
 )
-from mindspeed_lowp.ops.mx_matmul import add_quant_gmm_, add_quant_matmul_, grouped_matmul, quant_matmul
+from mindspeed_lowp.ops.gmm import add_quant_gmm_, grouped_matmul
+from mindspeed_lowp.ops.matmul import add_quant_matmul_, quant_matmul
 from mindspeed_lowp.ops.mx_quant import (
     anti_mx_quant,
     dynamic_mx_quant,

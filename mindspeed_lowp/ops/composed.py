@@ -1,6 +1,13 @@
-"""The matmul operators composed of a dequantization and a GEMM, one group or batch entry at a time.
+"""The matmul operators composed of decoding and GEMMs, one group or batch entry at a time.
 
-`dequantize` is the only thing that differs between devices (C++ on a CPU, the reference elsewhere).
+`Decoders` is the only thing that differs between devices (C++ on a CPU, the reference elsewhere). Scales of
+`VECTORS` come in these shapes; what has a dimension for rows, columns or groups has them in full:
+
+| operator                         | of the left operand            | of the right operand |
+|----------------------------------|--------------------------------|----------------------|
+| `quant_matmul`                   | ``[1]`` or ``[M]``             | ``[1]`` or ``[N]``   |
+| `grouped_matmul`, group type 0   | ``[G, 1]`` or ``[T]``          | ``[G]`` or ``[G, N]`` |
+| `grouped_matmul`, group type 2   | ``[G]`` or ``[G, M]``          | ``[G]`` or ``[G, N]`` |
 """
 
 from collections.abc import Iterator
@@ -8,75 +15,130 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from mindspeed_lowp.ops import gemm, layout
-from mindspeed_lowp.ops.gemm import Dequantize
+from mindspeed_lowp.formats import E2M1, E4M3, E5M2, HIF8, INT8, FormatInfo
+from mindspeed_lowp.ops import layout
+from mindspeed_lowp.ops.gemm import Decoders, Operand, matmul
 from mindspeed_lowp.ops.layout import group_ends
+from mindspeed_lowp.ops.scaling import MX, VECTORS, Scaling, scaling_of
+
+_FORMAT = {info.npu_code: info for info in (E4M3, E5M2, E2M1, HIF8, INT8)}
 
 
 def quant_matmul(
-    dequantize: Dequantize,
+    device: Decoders,
     x1: Tensor,
     x2: Tensor,
     scale: Tensor,
     pertoken_scale: Tensor,
     bias: Tensor | None,
     output_dtype: torch.dtype,
+    x1_dtype: int,
+    x2_dtype: int,
+    group_sizes: list[int],
 ) -> Tensor:
+    scaling, format1, format2 = scaling_of(group_sizes), _FORMAT[x1_dtype], _FORMAT[x2_dtype]
+    if scaling is VECTORS:
+        scale, pertoken_scale = _vector(scale, format2), _vector(pertoken_scale, format1)
     if x1.dim() == 2 and x2.dim() == 2:
-        return gemm.matmul(dequantize, x1, pertoken_scale, x2, scale, bias, output_dtype)
-    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
-    out = x1.new_empty((*batch, x1.shape[-2], x2.shape[-1]), dtype=output_dtype)
-    entries = batch.numel()  # not -1, which reshape cannot infer for an empty matrix
-    flat = out.view(entries, *out.shape[-2:])
-    a, b = (t.expand(*batch, *t.shape[-2:]).reshape(entries, *t.shape[-2:]) for t in (x1, x2))
-    a_scale, b_scale = (
-        t.expand(*batch, *t.shape[-3:]).reshape(entries, *t.shape[-3:]) for t in (pertoken_scale, scale)
-    )
-    for i in range(entries):
+        a, b = Operand(x1, format1, pertoken_scale), Operand(x2, format2, scale)
+        return matmul(device, a, b, scaling, bias, output_dtype)
+    shape = product_shape(x1, x2, scale, pertoken_scale, scaling)
+    out = x1.new_empty(shape, dtype=output_dtype)
+    batch = shape[:-2]
+    flat = out.view(batch.numel(), *shape[-2:])  # not -1, which view cannot infer for an empty matrix
+    left, right = _entries(x1, 2, batch), _entries(x2, 2, batch)
+    if scaling is VECTORS:
+        left_scale, right_scale = [pertoken_scale] * len(flat), [scale] * len(flat)
+    else:
+        dims = 3 if scaling is MX else 2
+        left_scale, right_scale = _entries(pertoken_scale, dims, batch), _entries(scale, dims, batch)
+    for i, entry in enumerate(flat):
         row = bias[i, 0] if bias is not None and bias.dim() == 3 else bias
-        flat[i] = gemm.matmul(dequantize, a[i], a_scale[i], b[i], b_scale[i], row, output_dtype)
+        a, b = Operand(left[i], format1, left_scale[i]), Operand(right[i], format2, right_scale[i])
+        entry.copy_(matmul(device, a, b, scaling, row, output_dtype))
     return out
 
 
+def product_shape(
+    x1: Tensor, x2: Tensor, scale: Tensor, pertoken_scale: Tensor, scaling: Scaling
+) -> torch.Size:
+    """The shape of ``x1 @ x2``. MX scales tell M and N, which codes packed along them do not."""
+    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    if scaling is MX:
+        return torch.Size((*batch, pertoken_scale.shape[-3], scale.shape[-2]))
+    return torch.Size((*batch, x1.shape[-2], x2.shape[-1]))
+
+
+def _entries(x: Tensor, dims: int, batch: torch.Size) -> Tensor:
+    """``x`` with its leading dimensions expanded to ``batch`` and flattened, the last ``dims`` kept."""
+    return x.expand(*batch, *x.shape[-dims:]).reshape(batch.numel(), *x.shape[-dims:])
+
+
+def _vector(scale: Tensor, info: FormatInfo) -> Tensor:
+    """A scale for the whole matrix without dimensions. (int8 knows rows' scales only, be it one row.)"""
+    return scale[0] if scale.shape[0] == 1 and info is not INT8 else scale
+
+
 def grouped_matmul(
-    dequantize: Dequantize,
+    device: Decoders,
     x: Tensor,
     weight: Tensor,
     scale: Tensor,
     per_token_scale: Tensor,
+    bias: Tensor | None,
     group_list: Tensor,
     group_type: int,
     group_list_type: int,
     output_dtype: torch.dtype,
+    x_dtype: int,
+    weight_dtype: int,
+    group_sizes: list[int],
 ) -> Tensor:
+    scaling = scaling_of(group_sizes)
+    a, b = Operand(x, _FORMAT[x_dtype], per_token_scale), Operand(weight, _FORMAT[weight_dtype], scale)
     if group_type == 2:
         ends = group_ends(group_list, group_list_type, weight.shape[0], "group_list")
         out = x.new_zeros((len(ends), x.shape[0], weight.shape[1]), dtype=output_dtype)
-        for group, product in _split_k(dequantize, x, weight, scale, per_token_scale, ends, output_dtype):
+        for group, product in _split_k(device, a, b, scaling, ends, output_dtype):
             out[group] = product
         return out
     ends = group_ends(group_list, group_list_type, x.shape[0], "group_list")
-    out = x.new_empty((x.shape[0], weight.shape[2]), dtype=output_dtype)
+    columns = scale.shape[2] if scaling is MX else weight.shape[2]
+    out = x.new_empty((x.shape[0], columns), dtype=output_dtype)
     start = 0
     for group, end in enumerate(ends):
         if end > start:
             rows = slice(start, end)
-            out[rows] = gemm.matmul(
-                dequantize, x[rows], per_token_scale[rows], weight[group], scale[group], None, output_dtype
+            of_group = scaling is VECTORS and per_token_scale.dim() == 2
+            left = a._replace(
+                codes=x[rows], scale=per_token_scale[group, 0] if of_group else per_token_scale[rows]
             )
+            right = b._replace(codes=weight[group], scale=scale[group])
+            row = None if bias is None else bias[group]
+            out[rows] = matmul(device, left, right, scaling, row, output_dtype)
         start = end
     out[start:] = 0
     return out
 
 
 def add_quant_matmul_(
-    dequantize: Dequantize, self: Tensor, x1: Tensor, x2: Tensor, x2_scale: Tensor, x1_scale: Tensor
+    device: Decoders,
+    self: Tensor,
+    x1: Tensor,
+    x2: Tensor,
+    x2_scale: Tensor,
+    x1_scale: Tensor,
+    x1_dtype: int,
+    x2_dtype: int,
+    group_sizes: list[int],
 ) -> None:
-    self += gemm.matmul(dequantize, x1, x1_scale, x2, x2_scale, None, torch.float32)
+    self += quant_matmul(
+        device, x1, x2, x2_scale, x1_scale, None, torch.float32, x1_dtype, x2_dtype, group_sizes
+    )
 
 
 def add_quant_gmm_(
-    dequantize: Dequantize,
+    device: Decoders,
     self: Tensor,
     x1: Tensor,
     x2: Tensor,
@@ -84,38 +146,31 @@ def add_quant_gmm_(
     group_list: Tensor,
     x1_scale: Tensor,
     group_list_type: int,
+    x1_dtype: int,
+    x2_dtype: int,
+    group_sizes: list[int],
 ) -> None:
     ends = group_ends(group_list, group_list_type, x2.shape[0], "group_list")
-    for group, product in _split_k(dequantize, x1, x2, x2_scale, x1_scale, ends, torch.float32):
+    a, b = Operand(x1, _FORMAT[x1_dtype], x1_scale), Operand(x2, _FORMAT[x2_dtype], x2_scale)
+    for group, product in _split_k(device, a, b, scaling_of(group_sizes), ends, torch.float32):
         self[group] += product
 
 
 def _split_k(
-    dequantize: Dequantize,
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    per_token_scale: Tensor,
-    ends: list[int],
-    output_dtype: torch.dtype,
+    device: Decoders, a: Operand, b: Operand, scaling: Scaling, ends: list[int], output_dtype: torch.dtype
 ) -> Iterator[tuple[int, Tensor]]:
-    """``(group, x[:, rows of group] @ weight[rows of group])`` for each group that is not empty."""
+    """``(group, a[:, rows of group] @ b[rows of group])`` for each group that is not empty."""
     start = 0
     for group, end in enumerate(ends):
         if end > start:
             rows = slice(start, end)
-            first = layout.group_scale_row(start, group)
-            scales = slice(first, first - (start - end) // layout.PAIR)
-            yield (
-                group,
-                gemm.matmul(
-                    dequantize,
-                    x[:, rows],
-                    per_token_scale[:, scales],
-                    weight[rows],
-                    scale[scales],
-                    None,
-                    output_dtype,
-                ),
-            )
+            if scaling is VECTORS:
+                a_scale, b_scale = a.scale[group], b.scale[group]
+            else:
+                first = layout.group_scale_row(start, group, scaling.scale_rows)
+                scales = slice(first, first - (start - end) // scaling.scale_rows)
+                a_scale, b_scale = a.scale[:, scales], b.scale[scales]
+            left = a._replace(codes=a.codes[:, rows], scale=a_scale)
+            right = b._replace(codes=b.codes[rows], scale=b_scale)
+            yield group, matmul(device, left, right, scaling, None, output_dtype)
         start = end

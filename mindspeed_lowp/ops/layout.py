@@ -57,12 +57,12 @@ def deinterleave(mxscale: Tensor, blocks: int) -> Tensor:
     return mxscale.transpose(2, 3).reshape(outer, pairs * 2, inner)[:, :blocks]
 
 
-def group_scale_row(group_start: int, group: int) -> int:
-    """First scale row of a group whose rows begin at ``group_start``.
+def group_scale_row(group_start: int, group: int, covers: int = PAIR) -> int:
+    """First scale row of a group whose rows begin at ``group_start``; a scale row covers ``covers`` of them.
 
     Groups before it use no more rows than that: ``sum(ceil(n_i / 64)) <= start // 64 + group``.
     """
-    return group_start // PAIR + group
+    return group_start // covers + group
 
 
 def group_ends(group_list: Tensor, group_list_type: int, rows: int, argument: str) -> list[int]:

@@ -121,14 +121,6 @@ def test_the_wheel_accepts_our_call_and_returns_our_shapes_and_dtypes(name, torc
             assert (t.shape, t.dtype) == (o.shape, o.dtype)
 
 
-def test_the_split_k_call_of_grouped_matmul_is_accepted_too(torch_npu, monkeypatch):
-    monkeypatch.setattr(npu, "torch_npu", lambda: torch_npu)
-    _, x1, x2, x2_scale, group_list, x1_scale, _ = operands()["add_quant_gmm_"]
-    arguments = [t.to("meta") for t in (x1, x2, x2_scale, x1_scale, group_list)]
-    theirs = npu_call("grouped_matmul")(*arguments, 2, 0, torch.float32)
-    assert (theirs.shape, theirs.dtype) == ((3, 40, 24), torch.float32)
-
-
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("anti_mx_quant", *THEIR_NAME)])
 def test_public_parameters_have_torch_npus_names_and_order(name, torch_npu):
     """Ours may lack parameters that only other formats need, never add or reorder any."""
