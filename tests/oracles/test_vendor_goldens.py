@@ -13,7 +13,6 @@ from tests.ops.data import ALGORITHMS, FLOATS, FLOATS_AND_FP32, FORMATS, wide_ra
 from tests.oracles.vendor import (
     VENDOR_FORMAT,
     as_numpy,
-    golden,
     needs_checkout,
     quantizer,
     same,
