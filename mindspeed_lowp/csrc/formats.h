@@ -43,6 +43,11 @@ struct BF16 {
     static float high(uint32_t pair) { return as_float(pair & 0x7FFF0000u); }
 };
 
+template <class In>
+constexpr bool is_bf16 = false;
+template <>
+constexpr bool is_bf16<BF16> = true;
+
 struct F16 {
     using Bits = uint16_t;
     static constexpr Bits magnitude = 0x7FFF, nonfinite = 0x7C00;
@@ -106,6 +111,10 @@ struct Element {
 
 using E4M3 = Element<3, 7, 8, 0x43E00000, 0x7F>;    // 448; S.1111.111 is NaN, there is no Inf
 using E5M2 = Element<2, 15, 15, 0x47600000, 0x7C>;  // 57344; S.11111.00 is Inf, beyond is NaN
+
+// FP4 codes 0 to 7 as the E4M3 codes of the same value; 8 to 15 are their negatives.
+constexpr uint8_t kE2M1AsE4M3[8] = {0x00, 0x30, 0x38, 0x3C, 0x40, 0x44, 0x48, 0x4C};  // 0 .5 1 1.5 2 3 4 6
+constexpr uint8_t kE1M2AsE4M3[8] = {0x00, 0x28, 0x30, 0x34, 0x38, 0x3A, 0x3C, 0x3E};  // 0 .25 .5 ... 1.75
 
 // Factors of a line's elements: one for all of them.
 struct Same {

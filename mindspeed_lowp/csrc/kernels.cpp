@@ -13,7 +13,7 @@
 #define LOWP_JOIN(a, b) LOWP_JOIN_(a, b)
 
 const lowp::Kernels lowp::LOWP_JOIN(kernels_, LOWP_LEVEL) = {
-    {quant_last, quant_rows, quant_dual, dequant},
+    {quant_last, quant_rows, quant_dual, quant_tiles, dequant},
     {cast_encode, cast_look_up},
     {mxfp4_quant_dequant},
 };

@@ -92,6 +92,35 @@ void transpose_tile(const uint8_t* codes, int64_t col_stride, int64_t rows, int6
         for (int64_t r = 0; r < rows; r++) tile[r * kTile + col] = codes[col * col_stride + r];
 }
 
+// E4M3 codes of the two FP4 codes in each byte.
+struct Unpacker {
+    uint16_t pairs[256];
+
+    explicit Unpacker(int format) {
+        const uint8_t* same = format == kE2M1 ? kE2M1AsE4M3 : kE1M2AsE4M3;
+        auto code = [&](int fp4) { return same[fp4 & 7] | (fp4 & 8) << 4; };
+        for (int byte = 0; byte < 256; byte++) pairs[byte] = uint16_t(code(byte & 15) | code(byte >> 4) << 8);
+    }
+
+    void line(const uint8_t* __restrict packed, int64_t count, uint8_t* __restrict codes) const {
+        for (int64_t i = 0; i < count / 2; i++) memcpy(codes + 2 * i, &pairs[packed[i]], 2);
+    }
+
+    // At most kBlock rows by kTile columns to a tile of the output.
+    void tile(const Dequant& d, const uint8_t* packed, int64_t row, int64_t rows, int64_t col, int64_t cols,
+              uint8_t* tile) const {
+        if (d.packed_axis == 1) {
+            for (int64_t r = 0; r < rows; r++)
+                line(packed + (row + r) * d.row_stride + col / 2, cols, tile + r * kTile);
+            return;
+        }
+        uint8_t columns[kTile * kBlock];
+        for (int64_t c = 0; c < cols; c++)
+            line(packed + row / 2 + (col + c) * d.col_stride, rows, columns + c * kBlock);
+        transpose_tile(columns, kBlock, rows, cols, tile);
+    }
+};
+
 // At most kBlock rows, beginning with a block's first, by kTile columns.
 template <class Format, class T>
 void dequant_tile(const Dequant& d, const uint8_t* codes, int64_t ld, const uint8_t* scale, int64_t row,
@@ -127,9 +156,10 @@ void dequant_tile(const Dequant& d, const uint8_t* codes, int64_t ld, const uint
     }
 }
 
+// `unpacker` of FP4 codes, which become E4M3's; null for FP8.
 template <class Format, class T>
-void dequant_typed(const Dequant& d, int64_t batch, int64_t first_row, int64_t last_row, int64_t first_col,
-                   int64_t last_col) {
+void dequant_typed(const Dequant& d, const Unpacker* unpacker, int64_t batch, int64_t first_row,
+                   int64_t last_row, int64_t first_col, int64_t last_col) {
     const uint8_t* codes = d.codes + batch * d.batch_stride;
     const uint8_t* scale = d.scale + batch * d.scale_batch;
     T* out = static_cast<T*>(d.out) + batch * d.rows * d.cols;
@@ -139,7 +169,11 @@ void dequant_typed(const Dequant& d, int64_t batch, int64_t first_row, int64_t l
         for (int64_t col = first_col; col < last_col; col += kTile) {
             int64_t cols = min(kTile, last_col - col), ld = d.row_stride;
             const uint8_t* from = codes + row * d.row_stride + col * d.col_stride;
-            if (d.col_stride != 1) {
+            if (unpacker) {
+                unpacker->tile(d, codes, row, rows, col, cols, tile);
+                from = tile;
+                ld = kTile;
+            } else if (d.col_stride != 1) {
                 transpose_tile(from, d.col_stride, rows, cols, tile);
                 from = tile;
                 ld = kTile;
@@ -149,12 +183,24 @@ void dequant_typed(const Dequant& d, int64_t batch, int64_t first_row, int64_t l
     }
 }
 
+template <class Format, class... Args>
+void dequant_format(const Dequant& d, Args... args) {
+    if (d.output == kBF16)
+        dequant_typed<Format, uint16_t>(d, args...);
+    else
+        dequant_typed<Format, float>(d, args...);
+}
+
 void dequant(const Dequant& d, int64_t batch, int64_t first_row, int64_t last_row, int64_t first_col,
              int64_t last_col) {
-    auto* f = d.format == kE4M3
-                  ? (d.output == kBF16 ? dequant_typed<E4M3, uint16_t> : dequant_typed<E4M3, float>)
-                  : (d.output == kBF16 ? dequant_typed<E5M2, uint16_t> : dequant_typed<E5M2, float>);
-    f(d, batch, first_row, last_row, first_col, last_col);
+    if (d.format == kE5M2) {
+        dequant_format<E5M2>(d, nullptr, batch, first_row, last_row, first_col, last_col);
+    } else if (d.format == kE4M3) {
+        dequant_format<E4M3>(d, nullptr, batch, first_row, last_row, first_col, last_col);
+    } else {
+        Unpacker unpacker(d.format);
+        dequant_format<E4M3>(d, &unpacker, batch, first_row, last_row, first_col, last_col);
+    }
 }
 
 }  // namespace

@@ -4,19 +4,27 @@
 
 #include "formats.h"
 #include "kernels.h"
+#include "mx_quant_fp4.h"
 
 namespace lowp {
 namespace {
 
+// The codec of an FP8 format: `scale_byte`, `encode_block` and `encode_columns` below. FP4 is its sibling.
+template <class Out>
+struct FP8 {
+    static constexpr int per_byte = 1;
+    explicit FP8(const Quant&) {}
+};
+
 // The scale byte for a block whose largest magnitude is `amax` (bit pattern of input type In).
 template <class In, class Out>
-uint8_t scale_byte(typename In::Bits amax, int alg) {
+uint8_t scale_byte(typename In::Bits amax, FP8<Out>, ScaleRule rule) {
     float value = In::value(amax);
     int32_t byte;
-    if (alg == 0) {
+    if (rule.alg == 0) {
         byte = max(int32_t(bits(value) >> 23) - Out::emax, 0);  // the exponent field is floor(log2) + 127
     } else {
-        uint32_t s = bits(value / as_float(Out::max_bits));
+        uint32_t s = bits(max(value, rule.low_bound) / as_float(Out::max_bits));
         uint32_t exponent = s >> 23, mantissa = s & 0x7FFFFF;
         bool up = exponent > 0 ? exponent < 254 && mantissa > 0 : mantissa > 0x400000;
         byte = int32_t(exponent + up);
@@ -62,15 +70,10 @@ INLINE void encode_any(const typename In::Bits* x, uint8_t* y, int64_t count, co
         encode<In, Out>(x, y, 0, count, factor);
 }
 
-template <class In>
-constexpr bool is_bf16 = false;
-template <>
-constexpr bool is_bf16<BF16> = true;
-
 // Whether encode_bf16 can serve a block. Between these scale bytes the sums neither overflow nor depend on
 // subnormals; a block of zeros is served with any scale.
 constexpr uint8_t kLowest = 32, kHighest = 216;
-bool ordinary(uint16_t amax, uint8_t byte) { return (byte >= kLowest && byte <= kHighest) || amax == 0; }
+bool ordinary(uint16_t amax, uint8_t byte) { return byte <= kHighest && (byte >= kLowest || amax == 0); }
 
 // The bf16 that becomes Out's smallest normal number by an ordinary block's scale.
 template <class Out>
@@ -132,7 +135,7 @@ INLINE void raise(typename In::Bits* __restrict amax, const typename In::Bits* _
 
 template <class In, class Out>
 INLINE void encode_block(const typename In::Bits* x, uint8_t* y, int64_t count, typename In::Bits amax,
-                         uint8_t byte) {
+                         uint8_t byte, FP8<Out>) {
     if constexpr (is_bf16<In>) {
         if (count == kBlock && ordinary(amax, byte))
             return encode_bf16<Out>(x, y, SameLowest{lowest_normal<Out>(byte)});
@@ -154,35 +157,48 @@ INLINE void prefetch(const Bits* x, const uint8_t* y) {
 }
 
 // Blocks along at most kChunk contiguous elements; the scales of an odd number of blocks are padded with 0.
-// The line to be worked on next lies `ahead` elements further.
-template <class In, class Out>
+// `per_scale` times kBlock elements share a scale. The line to be worked on next lies `ahead` elements on.
+template <class In, class Codec>
 void quant_line(const typename In::Bits* x, uint8_t* y, uint8_t* scale, int64_t count, int64_t ahead,
-                int alg) {
+                int64_t per_scale, const Codec& codec, ScaleRule rule) {
     int64_t whole = count / kBlock, rest = count % kBlock, blocks = whole + (rest > 0);
     typename In::Bits amax[kChunk / kBlock];
     for (int64_t b = 0; b < whole; b++) amax[b] = largest<In>(x + b * kBlock, kBlock);
     if (rest) amax[whole] = largest<In>(x + whole * kBlock, rest);
-    for (int64_t b = 0; b < blocks; b++) scale[b] = scale_byte<In, Out>(amax[b], alg);
-    if (blocks % 2) scale[blocks] = 0;
+    int64_t scales = blocks;
+    uint8_t each[kChunk / kBlock], *bytes = scale;
+    if (per_scale > 1) {
+        for (int64_t b = 0; b < blocks; b += per_scale) {
+            int64_t last = min(b + per_scale, blocks);
+            auto shared = largest<In>(amax + b, last - b);
+            for (int64_t i = b; i < last; i++) amax[i] = shared;
+        }
+        scales = (blocks + per_scale - 1) / per_scale;
+        bytes = each;
+    }
+    for (int64_t b = 0; b < blocks; b++) bytes[b] = scale_byte<In>(amax[b], codec, rule);
+    if (per_scale > 1)
+        for (int64_t s = 0; s < scales; s++) scale[s] = bytes[s * per_scale];
+    if (scales % 2) scale[scales] = 0;
     for (int64_t b = 0; b < whole; b++) {
         int64_t at = b * kBlock;
-        prefetch(x + ahead + at, y + ahead + at);
-        encode_block<In, Out>(x + at, y + at, kBlock, amax[b], scale[b]);
+        prefetch(x + ahead + at, y + (ahead + at) / Codec::per_byte);
+        encode_block<In>(x + at, y + at / Codec::per_byte, kBlock, amax[b], bytes[b], codec);
     }
-    if (rest) encode_block<In, Out>(x + whole * kBlock, y + whole * kBlock, rest, amax[whole], scale[whole]);
+    if (rest) {
+        int64_t at = whole * kBlock;
+        encode_block<In>(x + at, y + at / Codec::per_byte, rest, amax[whole], bytes[whole], codec);
+    }
 }
 
-// At most 32 rows by kChunk columns, blocks along the rows, given the columns' largest magnitudes. Scales go
-// to every other byte.
+// One block's rows by at most kChunk columns, given the columns' largest magnitudes and scale bytes.
 template <class In, class Out>
-void quant_columns(const typename In::Bits* __restrict x, uint8_t* __restrict y, int64_t ld, int64_t rows,
-                   int64_t cols, const typename In::Bits* __restrict amax, uint8_t* scale, int alg) {
-    uint8_t bytes[kChunk];
-    for (int64_t c = 0; c < cols; c++) bytes[c] = scale_byte<In, Out>(amax[c], alg);
+void encode_columns(const typename In::Bits* __restrict x, uint8_t* __restrict y, int64_t ld, int64_t rows,
+                    int64_t cols, const typename In::Bits* __restrict amax, const uint8_t* __restrict bytes,
+                    FP8<Out>) {
     uint8_t highest = 0;
     Each<kChunk> factors;
     for (int64_t c = 0; c < cols; c++) {
-        scale[2 * c] = bytes[c];
         highest = max(highest, bytes[c]);
         factors.all[c] = inverse(bytes[c]);
     }
@@ -209,30 +225,47 @@ void quant_columns(const typename In::Bits* __restrict x, uint8_t* __restrict y,
     }
 }
 
-template <class In, class Out>
+// A line of a tile as `dynamic_block_mx_quant` takes it: without bf16 subnormals and what, scaled, is too
+// small for bf16. (`line` is where a changed copy is put.)
+template <class In>
+INLINE const typename In::Bits* flushed(const typename In::Bits* x, int64_t count, uint8_t byte,
+                                        typename In::Bits* line) {
+    if constexpr (!is_bf16<In>) return x;
+    int16_t least = max<int16_t>(0x7F, int16_t((byte - 134) << 7));
+    for (int64_t i = 0; i < count; i++) {
+        int16_t a = int16_t(x[i] & 0x7FFF);
+        line[i] = typename In::Bits((x[i] & 0x8000) | (a > least ? a : 0));
+    }
+    return line;
+}
+
+template <class In, class Codec>
 struct Run {
     using Bits = typename In::Bits;
 
     static void last(const Quant& q, int64_t first_row, int64_t last_row) {
-        int64_t scales = (q.n + kPair - 1) / kPair * 2;
+        int64_t pair = 2 * q.block, scales = (q.n + pair - 1) / pair * 2, step = kChunk / pair * pair;
+        Codec codec(q);
         for (int64_t r = first_row; r < last_row; r++)
-            for (int64_t c = 0; c < q.n; c += kChunk) {
-                int64_t at = r * q.n + c, count = min(kChunk, q.n - c);
-                quant_line<In, Out>(static_cast<const Bits*>(q.x) + at, q.y + at,
-                                    q.scale + r * scales + c / kBlock, count, count, q.scale_alg);
+            for (int64_t c = 0; c < q.n; c += step) {
+                int64_t at = r * q.n + c, count = min(step, q.n - c);
+                quant_line<In>(static_cast<const Bits*>(q.x) + at, q.y + at / Codec::per_byte,
+                               q.scale + r * scales + c / q.block, count, count, q.block / kBlock, codec,
+                               q.rule);
             }
     }
 
-    // Up to 64 rows, by blocks (halves of a pair). `line(r, at, cols)` is called for each row r, whose first
-    // column is element `at`, before the columns of its block are quantized to y and scale.
+    // A pair's rows, by blocks (its halves). `line(r, at, cols)` is called for each row r, whose first column
+    // is element `at`, before the columns of its block are quantized to y and scale.
     template <class Line>
     static void columns(const Quant& q, const RowPair& p, int64_t first_col, int64_t last_col, uint8_t* y,
                         uint8_t* scale, Line line) {
         const Bits* x = static_cast<const Bits*>(q.x);
         int64_t cols = last_col - first_col;
+        Codec codec(q);
         scale += (p.scale_row * q.inner + first_col) * 2;
-        for (int64_t half = 0; half * kBlock < p.rows; half++) {
-            int64_t first = p.row + half * kBlock, rows = min(kBlock, p.rows - half * kBlock);
+        for (int64_t half = 0; half * q.block < p.rows; half++) {
+            int64_t first = p.row + half * q.block, rows = min(q.block, p.rows - half * q.block);
             Bits amax[kChunk];
             memset(amax, 0, sizeof(amax[0]) * cols);
             for (int64_t r = first; r < first + rows; r++) {
@@ -240,10 +273,13 @@ struct Run {
                 line(r, at, cols);
                 raise<In>(amax, x + at, cols);
             }
+            uint8_t bytes[kChunk];
+            for (int64_t c = 0; c < cols; c++) bytes[c] = scale_byte<In>(amax[c], codec, q.rule);
+            for (int64_t c = 0; c < cols; c++) scale[2 * c + half] = bytes[c];
             int64_t at = first * q.inner + first_col;
-            quant_columns<In, Out>(x + at, y + at, q.inner, rows, cols, amax, scale + half, q.scale_alg);
+            encode_columns<In>(x + at, y + at / Codec::per_byte, q.inner, rows, cols, amax, bytes, codec);
         }
-        if (p.rows <= kBlock)  // no second block: its scales are padding
+        if (p.rows <= q.block)  // no second block: its scales are padding
             for (int64_t c = 0; c < cols; c++) scale[2 * c + 1] = 0;
     }
 
@@ -254,31 +290,72 @@ struct Run {
     // Both axes of a block of rows while it is in the cache.
     static void dual(const Quant& q, const RowPair& p, int64_t first_col, int64_t last_col) {
         int64_t scales = (q.inner + kPair - 1) / kPair * 2;
+        Codec codec(q);
         columns(q, p, first_col, last_col, q.y2, q.scale2, [&](int64_t r, int64_t at, int64_t cols) {
-            quant_line<In, Out>(static_cast<const Bits*>(q.x) + at, q.y + at,
-                                q.scale + r * scales + first_col / kBlock, cols, q.inner, q.scale_alg);
+            quant_line<In>(static_cast<const Bits*>(q.x) + at, q.y + at / Codec::per_byte,
+                           q.scale + r * scales + first_col / kBlock, cols, q.inner, 1, codec, q.rule);
         });
+    }
+
+    // One scale for each kBlock x kBlock tile.
+    static void tiles(const Quant& q, const RowPair& p, int64_t first_col, int64_t last_col) {
+        const Bits* x = static_cast<const Bits*>(q.x);
+        int64_t cols = last_col - first_col, blocks = (cols + kBlock - 1) / kBlock;
+        int64_t scales = (q.inner + kPair - 1) / kPair * 2;
+        Codec codec(q);
+        uint8_t* scale2 = q.scale2 + (p.scale_row * q.inner + first_col) * 2;
+        for (int64_t half = 0; half * kBlock < p.rows; half++) {
+            int64_t first = p.row + half * kBlock, last = min(first + kBlock, p.row + p.rows);
+            Bits amax[kChunk];
+            memset(amax, 0, sizeof(amax[0]) * cols);
+            for (int64_t r = first; r < last; r++) raise<In>(amax, x + r * q.inner + first_col, cols);
+            uint8_t bytes[kChunk / kBlock + 1];
+            for (int64_t b = 0; b < blocks; b++) {
+                amax[b] = largest<In>(amax + b * kBlock, min(kBlock, cols - b * kBlock));
+                bytes[b] = scale_byte<In>(amax[b], codec, q.rule);
+            }
+            bytes[blocks] = 0;
+            for (int64_t c = 0; c < cols; c++) scale2[2 * c + half] = bytes[c / kBlock];
+            for (int64_t r = first; r < last; r++) {
+                memcpy(q.scale + r * scales + first_col / kBlock, bytes, (blocks + 1) / 2 * 2);
+                for (int64_t b = 0; b < blocks; b++) {
+                    int64_t at = r * q.inner + first_col + b * kBlock, count = min(kBlock, cols - b * kBlock);
+                    Bits line[kBlock];
+                    encode_block<In>(flushed<In>(x + at, count, bytes[b], line), q.y + at / Codec::per_byte,
+                                     count, amax[b], bytes[b], codec);
+                }
+            }
+        }
+        if (p.rows <= kBlock)
+            for (int64_t c = 0; c < cols; c++) scale2[2 * c + 1] = 0;
     }
 };
 
 // Calls f with the Run of the tensor's input and element types.
+template <class In, class F>
+void select_format(const Quant& q, F f) {
+    if (q.format == kE4M3)
+        f(Run<In, FP8<E4M3>>());
+    else if (q.format == kE5M2)
+        f(Run<In, FP8<E5M2>>());
+    else
+        f(Run<In, FP4>());
+}
+
+template <class F>
+void select_16_bit(const Quant& q, F f) {
+    if (q.input == kBF16)
+        select_format<BF16>(q, f);
+    else
+        select_format<F16>(q, f);
+}
+
 template <class F>
 void select(const Quant& q, F f) {
-    if (q.format == kE4M3) {
-        if (q.input == kBF16)
-            f(Run<BF16, E4M3>());
-        else if (q.input == kF16)
-            f(Run<F16, E4M3>());
-        else
-            f(Run<F32, E4M3>());
-    } else {
-        if (q.input == kBF16)
-            f(Run<BF16, E5M2>());
-        else if (q.input == kF16)
-            f(Run<F16, E5M2>());
-        else
-            f(Run<F32, E5M2>());
-    }
+    if (q.input == kF32)
+        select_format<F32>(q, f);
+    else
+        select_16_bit(q, f);
 }
 
 void quant_last(const Quant& q, int64_t first_row, int64_t last_row) {
@@ -290,7 +367,11 @@ void quant_rows(const Quant& q, const RowPair& p, int64_t first_col, int64_t las
 }
 
 void quant_dual(const Quant& q, const RowPair& p, int64_t first_col, int64_t last_col) {
-    select(q, [&](auto run) { run.dual(q, p, first_col, last_col); });
+    select_16_bit(q, [&](auto run) { run.dual(q, p, first_col, last_col); });
+}
+
+void quant_tiles(const Quant& q, const RowPair& p, int64_t first_col, int64_t last_col) {
+    select_16_bit(q, [&](auto run) { run.tiles(q, p, first_col, last_col); });
 }
 
 }  // namespace

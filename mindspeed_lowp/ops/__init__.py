@@ -1,4 +1,4 @@
-"""torch_npu's MXFP8 operators on any device: same parameters, shapes, layouts and bits, minus the ``npu_``
+"""torch_npu's MX operators on any device: same parameters, shapes, layouts and bits, minus the ``npu_``
 prefix.
 
 On an Ascend 950 they are the torch_npu calls; on a CPU they are C++ kernels; elsewhere, the PyTorch
@@ -25,6 +25,7 @@ from mindspeed_lowp.ops.gmm import add_quant_gmm_, grouped_matmul
 from mindspeed_lowp.ops.matmul import add_quant_matmul_, quant_matmul
 from mindspeed_lowp.ops.mx_quant import (
     anti_mx_quant,
+    dynamic_block_mx_quant,
     dynamic_mx_quant,
     dynamic_mx_quant_with_dual_axis,
     grouped_anti_mx_quant,
@@ -50,6 +51,7 @@ __all__ = [
     "decode_e8m0",
     "decode_hifloat8",
     "decode_int8",
+    "dynamic_block_mx_quant",
     "dynamic_mx_quant",
     "dynamic_mx_quant_with_dual_axis",
     "grouped_anti_mx_quant",

@@ -48,6 +48,11 @@ def _fake_dual_axis(x, dst_type, round_mode, scale_alg, dst_type_max) -> tuple[T
     return _fake_codes(x, dst_type), scales[0], _fake_codes(x, dst_type), scales[1]
 
 
+def _fake_block(x, dst_type, round_mode, scale_alg, dst_type_max) -> tuple[Tensor, ...]:
+    scales = [_fake_scale(x, layout.scale_shape(x.shape, x.dim() + axis)) for axis in (-1, -2)]
+    return _fake_codes(x, dst_type), *scales
+
+
 def _fake_grouped(x, group_index, dst_type, round_mode, scale_alg, dst_type_max) -> tuple[Tensor, ...]:
     shape = layout.grouped_scale_shape(x.shape, group_index.shape[0])
     return _fake_codes(x, dst_type), _fake_scale(x, shape)
@@ -72,6 +77,14 @@ _dynamic_mx_quant_with_dual_axis = operator(
     kernel=kernels.dynamic_mx_quant_with_dual_axis,
     npu=npu.dynamic_mx_quant_with_dual_axis,
     fake=_fake_dual_axis,
+)
+_dynamic_block_mx_quant = operator(
+    "dynamic_block_mx_quant(Tensor x, int dst_type, str round_mode, int scale_alg, float dst_type_max)"
+    " -> (Tensor, Tensor, Tensor)",
+    reference=reference.dynamic_block_mx_quant,
+    kernel=kernels.dynamic_block_mx_quant,
+    npu=npu.dynamic_block_mx_quant,
+    fake=_fake_block,
 )
 _grouped_dynamic_mx_quant = operator(
     "grouped_dynamic_mx_quant(Tensor x, Tensor group_index, int dst_type, str round_mode, int scale_alg,"
@@ -273,6 +286,55 @@ def dynamic_mx_quant_with_dual_axis(
     _checks.dims("x", x, 2, 7)
     _even(x, info)
     return _dynamic_mx_quant_with_dual_axis(x, info.npu_code, round_mode, scale_alg, dst_type_max)
+
+
+def dynamic_block_mx_quant(
+    x: Tensor,
+    *,
+    round_mode: str = "rint",
+    dst_type: torch.dtype | int = 296,
+    scale_alg: int = 0,
+    dst_type_max: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantize ``x`` to MXFP8 or MXFP4 with one scale for each tile of 32 x 32.
+
+    The same codes serve as blocks along the last axis (with ``scale1``) and along the second last (with
+    ``scale2``): a weight's transpose needs no second quantization. Tiles cut short by an edge count their
+    missing elements as 0; a tile of zeros has scale byte 0; one holding NaN or Inf has scale byte 0xFF and
+    elements +0.
+
+    Elements are rounded as by `dynamic_mx_quant`, except that bf16 subnormals count as 0 of their sign, before
+    and after scaling. (So it is in the golden. Its "round" adds 0.5 in bf16, which lifts one number just below
+    a quarter of FP4's steps' midpoint, 0x3EFF as a multiple of the smallest step; the document and the kernel
+    round it down, and so does this.)
+
+    Args:
+        x: ``[M, K]`` or ``[B, M, K]``, bf16 or fp16, K even for FP4; may not be empty.
+        round_mode: "rint"; for FP4 also "round" or "floor".
+        dst_type: ``torch.float8_e4m3fn`` (292, 24), ``torch.float8_e5m2`` (291, 23),
+            ``torch.float4_e2m1fn_x2`` (296, 45) or 297, torch_npu's float4_e1m2fn_x2.
+        scale_alg: 0, for E2M1 also 2, as in `dynamic_mx_quant`.
+        dst_type_max: 0.0, or for ``scale_alg`` 2 also 6.0 or 7.0.
+
+    Returns:
+        ``y [..., M, K]`` (FP4: ``[..., M, K / 2]``), ``scale1 [..., M, ceil(K / 64), 2]`` and
+        ``scale2 [..., ceil(M / 64), K, 2]`` in the layouts of `dynamic_mx_quant`.
+
+    Raises:
+        ValueError: naming the argument that is not supported.
+
+    Source: ``npu_dynamic_block_mx_quant``; aclnnDynamicBlockMxQuant and its golden.
+    """
+    info = format_of(dst_type, MX_FORMATS)
+    _modes(info, round_mode, scale_alg, _SCALE_ALGS_BLOCK)
+    dst_type_max = _dst_type_max(dst_type_max, info, scale_alg)
+    _checks.choice("dst_type_max", dst_type_max, (0.0, 6.0, 7.0))
+    _checks.dtype("x", x, _HALF)
+    _checks.dims("x", x, 2, 3)
+    if x.numel() == 0:
+        raise ValueError(f"x has shape {list(x.shape)}; empty tensors are not supported")
+    _even(x, info)
+    return _dynamic_block_mx_quant(x, info.npu_code, round_mode, scale_alg, dst_type_max)
 
 
 def grouped_dynamic_mx_quant(

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mindspeed_lowp.formats import E1M2, E2M1, E4M3, E5M2, FormatInfo
 from tests.ops.data import assert_same_bytes
 
 CHECKOUT = Path(os.environ.get("OPS_NN_PATH", "/nonexistent"))
@@ -20,7 +21,8 @@ needs_checkout = pytest.mark.skipif(
     "OPS_NN_PATH" not in os.environ, reason="OPS_NN_PATH does not name a checkout of hicann/ops-nn"
 )
 
-VENDOR_FORMAT = {torch.float8_e5m2: 35, torch.float8_e4m3fn: 36}
+#: The vendor's codes of element formats.
+VENDOR_FORMAT = {E5M2: 35, E4M3: 36, E2M1: 40, E1M2: 41}
 INPUT = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 LARGEST = (
     1 << 20
@@ -39,18 +41,21 @@ def quantizer(name: str):
 
 
 def vendor_cases(name: str) -> list:
-    """FP8 cases of the operator's lists: shape, dtype, attributes, range of values."""
+    """The cases of the operator's lists: shapes, input dtype, attributes, range of the first input's values."""
     cases = {}
     for path in sorted((CHECKOUT / f"quant/{name}/tests/st/arch35").glob("*.csv")):
         with path.open() as file:
             for row in csv.DictReader(file):
+                ranges = eval(row["input_data_ranges"], {"inf": math.inf, "nan": math.nan})
+                shapes = literal_eval(row["input_ori_shapes"])
+                dtype = INPUT[literal_eval(row["input_dtypes"])[0]]
                 attributes = literal_eval(row["attributes"])
-                if attributes["dst_type"] in VENDOR_FORMAT.values():
-                    ranges = eval(row["input_data_ranges"], {"inf": math.inf, "nan": math.nan})
-                    shapes = literal_eval(row["input_ori_shapes"])
-                    dtype = INPUT[literal_eval(row["input_dtypes"])[0]]
-                    cases[row["testcase_name"]] = (shapes, dtype, attributes, ranges[0])
+                cases[row["testcase_name"]] = (shapes, dtype, attributes, ranges[0])
     return [pytest.param(*case, id=case_name) for case_name, case in cases.items()]
+
+
+def our_format(code: int) -> FormatInfo:
+    return next(info for info, vendor in VENDOR_FORMAT.items() if vendor == code)
 
 
 def sample(shape: tuple[int, ...], dtype: torch.dtype, low: float, high: float) -> Tensor:
@@ -76,7 +81,14 @@ def as_numpy(x: Tensor) -> np.ndarray:
     return x.numpy()
 
 
+def as_bytes(codes: np.ndarray) -> Tensor:
+    """The golden's codes as bytes; its FP4 codes, one a byte, packed two a byte."""
+    name = codes.dtype.name
+    codes = torch.from_numpy(np.ascontiguousarray(codes).view(np.uint8))
+    if name.startswith("float4"):
+        codes = codes[..., ::2] & 0xF | (codes[..., 1::2] & 0xF) << 4
+    return codes
+
+
 def same(actual: Tensor, expected: np.ndarray) -> None:
-    assert_same_bytes(
-        actual.view(torch.uint8), torch.from_numpy(np.ascontiguousarray(expected).view(np.uint8))
-    )
+    assert_same_bytes(actual.view(torch.uint8), as_bytes(expected))

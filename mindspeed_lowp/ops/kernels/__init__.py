@@ -19,7 +19,7 @@ LEVELS = ("v4", "v3", "base")
 #: Input types as the library numbers them (csrc/kernels.h).
 INPUT = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
-POINTER, INT64, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+POINTER, INT64, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 
 
 def _load() -> ctypes.CDLL | None:

@@ -47,6 +47,16 @@ def dynamic_mx_quant_with_dual_axis(
     )
 
 
+def dynamic_block_mx_quant(x: Tensor, dst_type: int, round_mode: str, scale_alg: int, dst_type_max: float):
+    return npu.torch_npu().npu_dynamic_block_mx_quant(
+        x,
+        round_mode=round_mode,
+        dst_type=_spelling(dst_type),
+        scale_alg=scale_alg,
+        dst_type_max=dst_type_max,
+    )
+
+
 def grouped_dynamic_mx_quant(
     x: Tensor, group_index: Tensor, dst_type: int, round_mode: str, scale_alg: int, dst_type_max: float
 ):

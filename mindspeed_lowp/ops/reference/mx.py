@@ -133,6 +133,34 @@ def dynamic_mx_quant_with_dual_axis(
     return *dynamic_mx_quant(x, last, *rest), *dynamic_mx_quant(x, last - 1, *rest)
 
 
+def dynamic_block_mx_quant(
+    x: Tensor, dst_type: int, round_mode: str, scale_alg: int, dst_type_max: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    info = format_of(dst_type, MX_FORMATS)
+    *batch, rows, cols = x.shape
+    down, across = -(-rows // MX_BLOCK), -(-cols // MX_BLOCK)
+    values = torch.nn.functional.pad(
+        x.float(), (0, across * MX_BLOCK - cols, 0, down * MX_BLOCK - rows)
+    ).reshape(-1, down, MX_BLOCK, across, MX_BLOCK)
+    byte = shared_scale(values.abs().amax(dim=(2, 4)), info, scale_alg, dst_type_max)
+    tile_byte = byte[:, :, None, :, None]
+    if x.dtype == torch.bfloat16:
+        # Subnormals of bf16 count as 0, before as after scaling.
+        kept = values.abs() >= torch.finfo(torch.bfloat16).smallest_normal
+        kept &= values.abs() > _power_of_two(tile_byte.clamp(max=254) - 127) * 2.0**-134
+        values = torch.where(kept, values, torch.copysign(torch.zeros_like(values), values))
+    codes = _encode_scaled(values, tile_byte, info, round_mode)
+    codes = (
+        codes.reshape(-1, down * MX_BLOCK, across * MX_BLOCK)[:, :rows, :cols].reshape(x.shape).contiguous()
+    )
+    byte = byte.to(torch.uint8)
+    each_row = byte.repeat_interleave(MX_BLOCK, dim=1)[:, :rows].reshape(-1, across, 1)
+    each_column = byte.repeat_interleave(MX_BLOCK, dim=2)[:, :, :cols]
+    scale1 = layout.interleave(each_row).view(layout.scale_shape(x.shape, x.dim() - 1))
+    scale2 = layout.interleave(each_column).view(layout.scale_shape(x.shape, x.dim() - 2))
+    return pack_fp4(codes) if info.bits == 4 else codes, scale1, scale2
+
+
 def grouped_dynamic_mx_quant(
     x: Tensor, group_index: Tensor, dst_type: int, round_mode: str, scale_alg: int, dst_type_max: float
 ) -> tuple[Tensor, Tensor]:
