@@ -69,6 +69,7 @@ class _Patch:
         self._attribute = ""
         self._original: Any = None
         self._installed: Any = None
+        self._holders: list[Any] = []  # where the original stood
 
     def apply(self) -> None:
         if self.is_applied:  # leave alone what somebody may have put on top since
@@ -93,12 +94,24 @@ class _Patch:
             # vars(), not hasattr(): asking a lazy module for a name may import half of a library.
             holders += [
                 module
-                for module in list(sys.modules.values())
-                if isinstance(module, ModuleType) and vars(module).get(self._attribute) is self._installed
+                for name, module in list(sys.modules.items())
+                if isinstance(module, ModuleType)
+                and vars(module).get(self._attribute) is self._installed
+                and self._has_it_by_this_patch(name, module)
             ]
         for holder in holders:
             setattr(holder, self._attribute, target)
-        self._installed = target
+        self._installed, self._holders = target, holders
+
+    def _has_it_by_this_patch(self, name: str, module: ModuleType) -> bool:
+        """Whether a module holds what is installed because it is here, not from where that comes from itself.
+
+        A replacement of the same name as the original is at home in modules of its own. Of modules imported
+        since it was installed, those of the patched package took it from there.
+        """
+        if self._installed is self._original or module in self._holders:
+            return True
+        return name.partition(".")[0] == self._owner.__name__.partition(".")[0]
 
 
 def _locate(name: str, create_dummy: bool) -> tuple[Any, str]:

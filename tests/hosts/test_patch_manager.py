@@ -63,6 +63,21 @@ def test_modules_that_imported_the_name_get_it_too(library):
         del sys.modules["library.bystander"]
 
 
+def test_removal_leaves_the_replacement_where_it_comes_from(library, monkeypatch):
+    home = ModuleType("other_package.home")
+    home.value = two  # by the name that it replaces
+    late = ModuleType("library.late")
+    patches = PatchManager()
+    monkeypatch.setitem(sys.modules, "other_package.home", home)
+    patches.register_patch("library.core.value", two)
+    patches.apply_patches()
+    late.value = library.core.value  # from library.core import value
+    monkeypatch.setitem(sys.modules, "library.late", late)
+    patches.remove_patches()
+    assert home.value is two
+    assert library.core.value is library.user.value is late.value is one
+
+
 def test_plain_value_is_replaced_only_where_it_is_defined(library):
     library.core.HAVE_IT = library.user.HAVE_IT = False
     patches = PatchManager()
