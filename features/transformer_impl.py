@@ -1,12 +1,43 @@
-"""Runs that ask for Transformer Engine's layers where Megatron's own ones are to be used."""
+"""`--transformer-impl transformer_engine`, Megatron's default: modules of ours where it is not installed."""
 
 from __future__ import annotations
 
 import importlib.util
 from argparse import Namespace
+from enum import Enum
+from typing import Any
 
 from mindspeed_lowp.features.base import Feature
 from mindspeed_lowp.features.command_line import stop, typed
+
+# What only Transformer Engine's own kernels do: the argument, and its values (besides none) that ask for none
+# of them.
+_NEEDS_KERNELS: dict[str, tuple] = {
+    "attention_backend": ("auto", "unfused", "local"),
+    "batch_invariant_mode": (),
+    "context_parallel_size": (1,),
+    "cpu_offloading_num_layers": (0,),
+    "cross_entropy_fusion_impl": ("native",),
+    "cuda_graph_impl": ("none", "local"),
+    "delay_wgrad_compute": (),
+    "experimental_attention_variant": (),
+    "fine_grained_activation_offloading": (),
+    "fused_residual_rmsnorm": (),
+    "heterogeneous_layers_config_encoded_json": (),
+    "heterogeneous_layers_config_path": (),
+    "hybrid_context_parallel": (),
+    "log_max_attention_logit": (),
+    "moe_permute_fusion": (),
+    "moe_router_fusion": (),
+    "qk_clip": (),
+    "rl_use_sequence_packing": (),
+    "sft": (),
+    "symmetric_ar_type": (),
+    "te_precision_config_file": (),
+    "te_rng_tracker": (),
+    "tp_comm_overlap": (),
+    "use_te_activation_func": (),
+}
 
 
 def has_transformer_engine() -> bool:
@@ -14,26 +45,52 @@ def has_transformer_engine() -> bool:
 
 
 class TransformerImplFeature(Feature):
-    """Stops where `--transformer-impl` names layers that are not installed or that cannot be quantized."""
+    """Supplies the modules that `--transformer-impl transformer_engine` names, where nobody else does.
+
+    Where Transformer Engine is installed its modules stay, and a recipe, which they would not follow, stops
+    the run.
+    """
 
     def __init__(self) -> None:
         super().__init__("transformer-impl")
 
     def is_need_apply(self, args: Namespace) -> bool:
-        return False  # checks only
+        impl = getattr(args, "transformer_impl", "local")
+        return impl == "transformer_engine" and not has_transformer_engine()
 
     def pre_validate_args(self, args: Namespace) -> None:
         impl = getattr(args, "transformer_impl", "local")
+        if self.is_need_apply(args):
+            _check_needs_no_kernels(args)
+            return
         if impl == "local":
             return
         origin = "" if typed("--transformer-impl") else " (Megatron's default)"
         if not has_transformer_engine():
             stop(
-                f"--transformer-impl {impl}{origin} needs Transformer Engine, which is not installed: "
-                "set --transformer-impl local"
+                f"--transformer-impl {impl} needs Transformer Engine, which is not installed: set "
+                "--transformer-impl transformer_engine, for modules that do without, or local"
             )
         if getattr(args, "fp8", None):
             stop(
                 f"--transformer-impl {impl}{origin}: --fp8-recipe {args.fp8_recipe} works on Megatron's own "
                 "layers: set --transformer-impl local"
+            )
+
+    def register_patches(self, patch_manager: Any, args: Namespace) -> None:
+        from mindspeed_lowp.megatron import transformer_engine_patches
+
+        for name, replacement in transformer_engine_patches().items():
+            patch_manager.register_patch(name, replacement)
+
+
+def _check_needs_no_kernels(args: Namespace) -> None:
+    for argument, harmless in _NEEDS_KERNELS.items():
+        value = getattr(args, argument, None)
+        shown = value.name if isinstance(value, Enum) else value
+        if value and shown not in harmless:
+            flag = f"--{argument.replace('_', '-')}{'' if value is True else f' {shown}'}"
+            stop(
+                f"{flag} needs the kernels of Transformer Engine, which is not installed: leave it out "
+                "(the modules of --transformer-impl transformer_engine are here, without them)"
             )

@@ -19,6 +19,12 @@ from mindspeed_lowp.layers.convert import (
 )
 from mindspeed_lowp.megatron.grouped_linear import TEColumnParallelGroupedLinear, TERowParallelGroupedLinear
 from mindspeed_lowp.megatron.linear import LowpColumnParallelLinear, LowpRowParallelLinear
+from mindspeed_lowp.megatron.te_linear import (
+    TEColumnParallelLinear,
+    TELayerNormColumnParallelLinear,
+    TELinear,
+    TERowParallelLinear,
+)
 from mindspeed_lowp.recipes import Recipe
 
 # Sensitive to precision, and small beside the rest: kept unless somebody builds them otherwise.
@@ -26,6 +32,8 @@ HIGH_PRECISION = ("output_layer", "router")
 
 register_layer(ColumnParallelLinear, LowpColumnParallelLinear)
 register_layer(RowParallelLinear, LowpRowParallelLinear)
+for layer in (TELinear, TEColumnParallelLinear, TELayerNormColumnParallelLinear, TERowParallelLinear):
+    register_layer(layer)
 register_layer(TEColumnParallelGroupedLinear, grouped=True)
 register_layer(TERowParallelGroupedLinear, grouped=True)
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    linear_with_frozen_weight,
+    linear_with_grad_accumulation_and_async_allreduce,
+)
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -10,13 +15,15 @@ from mindspeed_lowp.layers import TensorParallel, WeightCache, WeightGrad, lowp_
 from mindspeed_lowp.recipes import Recipe
 
 
-class _WithRecipe:
+class WithRecipe:
     """Replaces the one method through which a parallel linear multiplies.
 
     Everything else (sharding, initialization, checkpoints, the communication of the output) stays Megatron's.
+
+    recipe: None multiplies in the parameters' precision, by Megatron's own functions.
     """
 
-    recipe: Recipe
+    recipe: Recipe | None = None
     weight_cache: WeightCache | None = None
 
     def _forward_impl(
@@ -32,6 +39,19 @@ class _WithRecipe:
         wgrad_deferral_limit: int | None = None,
     ) -> Tensor:
         """The signature is that of Megatron's linear_with_grad_accumulation_and_async_allreduce."""
+        if self.recipe is None:
+            multiply = linear_with_grad_accumulation_and_async_allreduce
+            return (multiply if weight.requires_grad else linear_with_frozen_weight)(
+                input,
+                weight,
+                bias,
+                gradient_accumulation_fusion,
+                allreduce_dgrad,
+                sequence_parallel,
+                tp_group=tp_group,
+                grad_output_buffer=grad_output_buffer,
+                wgrad_deferral_limit=wgrad_deferral_limit,
+            )
         parallel = None
         if sequence_parallel or allreduce_dgrad:
             parallel = TensorParallel(tp_group, sequence_parallel, allreduce_dgrad)
@@ -52,9 +72,9 @@ class _WithRecipe:
         )
 
 
-class LowpColumnParallelLinear(_WithRecipe, ColumnParallelLinear):
+class LowpColumnParallelLinear(WithRecipe, ColumnParallelLinear):
     """ColumnParallelLinear whose GEMMs a recipe quantizes."""
 
 
-class LowpRowParallelLinear(_WithRecipe, RowParallelLinear):
+class LowpRowParallelLinear(WithRecipe, RowParallelLinear):
     """RowParallelLinear whose GEMMs a recipe quantizes."""

@@ -84,12 +84,6 @@ def test_flags_that_mxfp8_does_not_honour(stops, flag):
     )
 
 
-def test_transformer_engine_layers(stops):
-    message = stops(f"{MXFP8} --bf16 --transformer-impl transformer_engine")
-    assert message.startswith("error: --transformer-impl transformer_engine")
-    assert "set --transformer-impl local" in message
-
-
 def test_pre_parser_without_megatrons_options_is_accepted():
     parser = ArgumentParser()
     feature = fp8_training.FP8TrainingFeature()
