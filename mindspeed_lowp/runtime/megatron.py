@@ -26,6 +26,7 @@ def install() -> None:
     from megatron.core import jit, utils
     from megatron.core.fusions.fused_softmax import FusedScaleMaskSoftmax
     from megatron.core.models.common.embeddings import rope_utils
+    from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
     from megatron.core.tensor_parallel import layers, random
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
@@ -45,6 +46,7 @@ def install() -> None:
         module.maybe_move_tensor_to_cpu = _to_host
     _keep_adam_steps(DistributedOptimizer)
     rope_utils.fused_apply_rotary_pos_emb = _rotary_embedding(rope_utils._apply_rotary_pos_emb_bshd)
+    YarnRotaryEmbedding.__init__ = _on_the_host(YarnRotaryEmbedding.__init__)
     random.CheckpointWithoutOutput.__init__ = _without_fp8(random.CheckpointWithoutOutput.__init__)
 
 
@@ -70,6 +72,15 @@ def _rotary_embedding(unfused: Any) -> Any:
         return unfused(t, freqs, rotary_interleaved=interleaved)
 
     return fused
+
+
+def _on_the_host(init: Any) -> Any:
+    """`YarnRotaryEmbedding` enters `torch.device(<index of the CUDA device>)`, which no shim can redirect."""
+
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **{**kwargs, "use_cpu_initialization": True})
+
+    return wrapper
 
 
 def _without_fp8(init: Any) -> Any:
