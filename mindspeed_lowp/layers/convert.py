@@ -167,14 +167,15 @@ def convert_model(
 
     Raises ConversionError, with the model as it was, when a name matches nothing or no layer is left.
     """
-    names = {"filter_fqns": filter_fqns, "fqns": fqns}
-    for argument, value in names.items():
+    for argument, value in {"filter_fqns": filter_fqns, "fqns": fqns}.items():
         if isinstance(value, str):
             raise TypeError(f"convert_model: {argument}={value!r} is a string; give a list: [{value!r}]")
 
     def check(conversion: Conversion) -> None:
-        for argument, known in {"filter_fqns": conversion.names, "fqns": conversion.experts}.items():
-            message = unmatched(names[argument], known)
+        for argument, message in {
+            "filter_fqns": unmatched(filter_fqns, conversion.names),
+            "fqns": unmatched(fqns, conversion.experts, kind="expert"),
+        }.items():
             if message:
                 raise ConversionError(f"convert_model: {argument}: {message}")
         if not conversion.converted:
@@ -185,14 +186,16 @@ def convert_model(
     return convert_layers(named_layers(model), by_name(linears, experts), check)
 
 
-def unmatched(wanted: Sequence[str], names: Collection[str]) -> str | None:
+def unmatched(wanted: Sequence[str], names: Collection[str], kind: str = "layer") -> str | None:
     """What to say of those of `wanted` that are in none of the layers' names; None where each is in one."""
     parts = {part for name in names for part in name.split(".") if not part.isdigit()}
     lines = []
     for missing in (part for part in wanted if not any(part in name for name in names)):
-        near = difflib.get_close_matches(missing, sorted(parts.union(names)), n=3, cutoff=0.4)
-        nearest = ", ".join(near or sorted(parts)) or "there is no such layer"
-        lines.append(f"{missing!r} is in no layer's name; the nearest: {nearest}")
+        near = difflib.get_close_matches(missing, sorted(parts.union(names)), n=3, cutoff=0.4) or sorted(
+            parts
+        )
+        hint = f"the nearest: {', '.join(near)}" if names else f"the model has no {kind}s"
+        lines.append(f"{missing!r} is in no {kind}'s name; {hint}")
     return "; ".join(lines) or None
 
 

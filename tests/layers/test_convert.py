@@ -277,11 +277,16 @@ def test_a_name_in_no_layer_is_told_and_the_model_left(argument, grouped_layer):
     model.experts = Experts(2, 32)
     with pytest.raises(ConversionError) as info:
         convert_model(model, RECIPE, **{argument: ["self_atn", "expertz"]})
-    message = str(info.value)
-    assert message.startswith(f"convert_model: {argument}: 'self_atn' is in no layer's name; the nearest: ")
-    assert "'expertz' is in no layer's name; the nearest: experts" in message
+    message, kind = str(info.value), "expert" if argument == "fqns" else "layer"
+    assert message.startswith(f"convert_model: {argument}: 'self_atn' is in no {kind}'s name; the nearest: ")
+    assert f"'expertz' is in no {kind}'s name; the nearest: experts" in message
     assert argument == "fqns" or "the nearest: self_attn" in message
     assert not any(isinstance(module, MXLinear) for module in model.modules())
+
+
+def test_a_model_without_experts_says_so():
+    with pytest.raises(ConversionError, match="'experts' is in no expert's name; the model has no experts"):
+        convert_model(CausalLM(), RECIPE, fqns=["experts"])
 
 
 def test_case_matters_and_the_whole_name_counts():
