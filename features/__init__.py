@@ -10,6 +10,7 @@ from mindspeed_lowp.features.base import Feature
 from mindspeed_lowp.features.data_path import DataPathFeature
 from mindspeed_lowp.features.fp8_training import FP8TrainingFeature
 from mindspeed_lowp.features.grouped_experts import GroupedExpertsFeature
+from mindspeed_lowp.features.layer_selection import LayerSelectionFeature
 from mindspeed_lowp.features.mxfp8_defer_backward_quant import MXFP8DeferBackwardQuantFeature
 from mindspeed_lowp.features.transformer_impl import TransformerImplFeature
 
@@ -18,7 +19,12 @@ __all__ = ["Feature", "create_bare_megatron_features", "create_features"]
 
 def create_features() -> list[Feature]:
     """The features every host gets, in the order of their checks: the most specific flag speaks first."""
-    return [MXFP8DeferBackwardQuantFeature(), FP8TrainingFeature(), DataPathFeature()]
+    return [
+        LayerSelectionFeature(),
+        MXFP8DeferBackwardQuantFeature(),
+        FP8TrainingFeature(),
+        DataPathFeature(),
+    ]
 
 
 def create_bare_megatron_features() -> list[Feature]:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import functools
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from mindspeed_lowp.features.base import MINDSPEED_IS_HOST, Feature
-from mindspeed_lowp.features.command_line import add_option, find_option, nearest, stop, typed
-from mindspeed_lowp.features.mxfp8_defer_backward_quant import defer_policy
+from mindspeed_lowp.features.command_line import add_option, find_option, stop, typed
+from mindspeed_lowp.features.layer_selection import TITLE, Names, Selections, known_recipe, select
+from mindspeed_lowp.features.recipe_options import check_format, check_options, recipe_from_args
 from mindspeed_lowp.layers import Choice, Conversion, nothing_converted, unmatched
 from mindspeed_lowp.ops.hardware import is_ascend950_or_newer, npu_name
-from mindspeed_lowp.recipes import get_recipe, recipe_names
+from mindspeed_lowp.recipes import recipe_names, registered_recipes
 
-_TITLE = "low-precision training"
-
-_BLOCK_SCALES = "MXFP8 takes each scale from its own block of 32 elements; leave it out"
+_EVERY_STEP = "scales are computed at every step; leave it out"
+_ALL_GEMMS = "weight gradients are computed in FP8 too; leave it out"
 _HIGH_PRECISION_WEIGHTS = "the weights themselves stay in high precision; leave it out"
 _USE_FILTER = "name the layers to keep in high precision with --lowp-filter-fqns, e.g. decoder.layers.0."
 _ANY_GROUP_SIZE = "experts take any number of tokens; leave it out"
@@ -28,28 +28,32 @@ _USE_DDP = "sharded parameters are not supported; use --use-distributed-optimize
 
 # Flags of Megatron that only Transformer Engine would act upon, and wrappers that do not know these layers.
 _REFUSED = {
-    "--fp8-margin": _BLOCK_SCALES,
-    "--fp8-interval": _BLOCK_SCALES,
-    "--fp8-amax-history-len": _BLOCK_SCALES,
-    "--fp8-amax-compute-algo": _BLOCK_SCALES,
-    "--tp-only-amax-red": _BLOCK_SCALES,
-    "--fp8-quantizer-factory": "it belongs to the recipe `custom`; leave it out",
-    "--no-fp8-wgrad": "weight gradients are computed in MXFP8; leave it out",
-    "--disable-fp8-wgrad": "weight gradients are computed in MXFP8; leave it out",
+    "--fp8-interval": _EVERY_STEP,
+    "--tp-only-amax-red": "scales are agreed upon by all ranks that share a tensor; leave it out",
+    "--fp8-quantizer-factory": "it belongs to Transformer Engine's recipe `custom`; leave it out",
+    "--no-fp8-wgrad": _ALL_GEMMS,
+    "--disable-fp8-wgrad": _ALL_GEMMS,
     "--fp8-param-gather": _HIGH_PRECISION_WEIGHTS,
     "--reuse-grad-buf-for-mxfp8-param-ag": _HIGH_PRECISION_WEIGHTS,
     "--keep-fp8-transpose-cache": _HIGH_PRECISION_WEIGHTS,
     "--moe-router-padding-for-fp8": _ANY_GROUP_SIZE,
     "--moe-router-padding-for-quantization": _ANY_GROUP_SIZE,
-    "--fp4-format": "it is another low-precision format; choose one of the two",
-    "--first-last-layers-bf16": _USE_FILTER,
-    "--num-layers-at-start-in-bf16": _USE_FILTER,
-    "--num-layers-at-end-in-bf16": _USE_FILTER,
+    "--fp4-format": "it is another low-precision format; leave it or --fp8-format out",
     "--te-precision-config-file": _USE_FILTER,
     "--use-torch-fsdp2": _USE_DDP,
     "--use-megatron-fsdp": _USE_DDP,
     "--use-custom-fsdp": _USE_DDP,
 }
+
+# Flags that reach the layers of any host: with MindSpeed, the others are its own.
+_OURS = (
+    "--lowp-filter-fqns",
+    "--lowp-moe-fqns",
+    "--lowp-config",
+    "--mxfp8-defer-backward-quant",
+    "--fp8-quant-fb-split",
+)
+_CHOOSING = (*_OURS, "--no-use-gmm-fp8", "--first-last-layers-bf16")  # which may leave no layer to convert
 
 _KEPT_SHOWN = 8  # layers named at start-up
 
@@ -65,25 +69,15 @@ class FP8TrainingFeature(Feature):
         return bool(getattr(args, "fp8", None) or getattr(args, "fp8_format", None))
 
     def register_args(self, parser: ArgumentParser) -> None:
-        recipe = find_option(parser, "--fp8-recipe")
-        if recipe is not None and not MINDSPEED_IS_HOST:
-            # Checked in pre_validate_args: argparse would offer the recipes of Transformer Engine, which are
-            # not to be had, under all of Megatron's usage text.
-            recipe.choices = None
-            recipe.help = f"The recipe of FP8 training, with --fp8-format: {', '.join(recipe_names())}."
+        if not MINDSPEED_IS_HOST:
+            # Checked in pre_validate_args: argparse would offer Transformer Engine's recipes and formats, and
+            # none that is registered later, under all of Megatron's usage text.
+            _open_choices(parser, "--fp8-recipe", recipe_names(), "the recipe of FP8 training")
+            formats = dict.fromkeys(name for cls in registered_recipes() for name in cls.formats)
+            _open_choices(parser, "--fp8-format", formats, "FP8 training in this format, with --fp8-recipe")
         add_option(
             parser,
-            _TITLE,
-            "--lowp-filter-fqns",
-            nargs="+",
-            action="extend",
-            metavar="NAME",
-            help="Keep in high precision each layer whose fully qualified name contains one of these names "
-            "(case matters). The output layer and the router are kept so in any case.",
-        )
-        add_option(
-            parser,
-            _TITLE,
+            TITLE,
             "--lowp-emulate",
             action="store_true",
             help="On an NPU older than Ascend 950, emulate the formats it lacks: the same numbers, slowly.",
@@ -91,10 +85,17 @@ class FP8TrainingFeature(Feature):
 
     def pre_validate_args(self, args: Namespace) -> None:
         if MINDSPEED_IS_HOST:
-            return  # it has FP8 training of its own, with more recipes, and checks that itself
+            return  # it has FP8 training of its own, and checks that itself
         if getattr(args, "fp8", None):
-            _check_recipe(args)
+            names = select(args).recipes
+            for name in names:
+                known_recipe(name, args)
             _check_refused_flags(args)
+            check_format(names, args)
+            check_options(names)
+            _check_blocks(names, args)
+            for name in names:
+                recipe_from_args(name, args)
             _check_hardware(args)
         else:
             _check_nothing_needs_fp8(args)
@@ -114,32 +115,52 @@ def _check_nothing_needs_fp8(args: Namespace) -> None:
         )
     for flag, value in (
         ("--lowp-filter-fqns", getattr(args, "lowp_filter_fqns", None)),
+        ("--lowp-moe-fqns", getattr(args, "lowp_moe_fqns", None)),
+        ("--no-use-gmm-fp8", not getattr(args, "use_gmm_fp8", True)),
         ("--lowp-emulate", getattr(args, "lowp_emulate", False)),
     ):
         if value:
             stop(f"{flag} has no effect without FP8 training: add --fp8-format e4m3 --fp8-recipe mxfp8")
 
 
-def _check_recipe(args: Namespace) -> None:
-    recipe = getattr(args, "fp8_recipe", None)
-    names = recipe_names()
-    if recipe in names:
-        return
-    accepted = ", ".join(names)
-    if not typed("--fp8-recipe"):
-        stop(
-            f"--fp8-format {args.fp8} needs --fp8-recipe as well (the default, {recipe}, is not available "
-            f"here): add --fp8-recipe mxfp8; accepted: {accepted}"
-        )
-    close = nearest(recipe, names, count=1)
-    hint = f"did you mean --fp8-recipe {close[0]}? " if close else ""
-    stop(f"--fp8-recipe {recipe}: no such recipe here; {hint}accepted: {accepted}")
+def _open_choices(parser: ArgumentParser, flag: str, accepted: Iterable[str], what: str) -> None:
+    option = find_option(parser, flag)
+    if option is not None:
+        option.choices = None
+        option.help = f"{what[0].upper()}{what[1:]}: {', '.join(accepted)}."
 
 
 def _check_refused_flags(args: Namespace) -> None:
     flag = typed(*_REFUSED)
     if flag:
         stop(f"{flag} cannot be used with --fp8-recipe {args.fp8_recipe}: {_REFUSED[flag]}")
+
+
+def _check_blocks(recipes: Sequence[str], args: Namespace) -> None:
+    counts = {
+        "--num-layers-at-start-in-bf16": getattr(args, "num_layers_at_start_in_bf16", 0),
+        "--num-layers-at-end-in-bf16": getattr(args, "num_layers_at_end_in_bf16", 0),
+    }
+    if not getattr(args, "first_last_layers_bf16", False):
+        flag = typed(*counts)
+        if flag:
+            stop(f"{flag} has no effect without --first-last-layers-bf16: add it, or leave {flag} out")
+        return
+    if "delayed" in recipes:
+        accepted = ", ".join(name for name in recipe_names() if name != "delayed")
+        stop(f"--first-last-layers-bf16 cannot be used with --fp8-recipe delayed; accepted: {accepted}")
+    for flag, count in counts.items():
+        if not 0 <= count <= args.num_layers:
+            stop(f"{flag} {count}: expected a number from 0 to --num-layers {args.num_layers}")
+
+
+def blocks_in_high_precision(args: Namespace) -> Sequence[int]:
+    """The transformer blocks that --first-last-layers-bf16 keeps, counted from 0 over all pipeline stages."""
+    if not getattr(args, "first_last_layers_bf16", False):
+        return ()
+    every = range(args.num_layers)
+    start, end = args.num_layers_at_start_in_bf16, args.num_layers_at_end_in_bf16
+    return [*every[:start], *every[args.num_layers - end :]]
 
 
 def _check_hardware(args: Namespace) -> None:
@@ -199,44 +220,56 @@ def _convert(model: list) -> None:
     args = get_args()
     if not args.fp8:
         return  # a patch outlives the run that asked for it
-    flag = typed("--mxfp8-defer-backward-quant", "--fp8-quant-fb-split")
-    if args.lowp_filter_fqns:
-        flag = "--lowp-filter-fqns"
-    if MINDSPEED_IS_HOST and flag is None:
+    if MINDSPEED_IS_HOST and not typed(*_OURS):
         return  # its own layers, its own recipes
-    _check_recipe(args)
-    defer, operands = defer_policy(args)
-    recipe = get_recipe(
-        args.fp8_recipe, fp8_format=args.fp8, defer_backward_quant=defer, defer_operands=operands
-    )
-    filters = args.lowp_filter_fqns or ()
+    selections = select(args)
+    linears, experts = selections.linears, selections.experts
+    recipes = {name: recipe_from_args(name, args) for name in selections.recipes}
 
     def check(conversion: Conversion) -> None:
-        message = unmatched(filters, conversion.names)
-        if message:
-            stop(f"--lowp-filter-fqns: {message}")
+        _check_names(linears.filter_fqns, conversion.names, "layer", print_rank_0)
+        _check_names(experts.fqns, conversion.experts, "expert", print_rank_0)
         if not conversion.converted:
-            stop(f"{flag or f'--fp8-recipe {args.fp8_recipe}'}: {nothing_converted(conversion)}")
+            flag = typed(*_CHOOSING) or f"--fp8-recipe {args.fp8_recipe}"
+            stop(f"{flag}: {nothing_converted(conversion)}")
 
-    choice = Choice(recipe, filter_fqns=filters)
-    report = convert_chunks(model, choice, choice, check)
-
+    report = convert_chunks(
+        model,
+        Choice(recipes.get(linears.recipe), filter_fqns=linears.filter_fqns.values),
+        Choice(recipes.get(experts.recipe), experts.fqns.values, experts.filter_fqns.values),
+        check,
+        blocks_in_high_precision(args),
+    )
     device = next(parameter.device.type for chunk in model for parameter in chunk.parameters())
-    if device != "npu" or args.lowp_emulate:
-        print_rank_0(
-            f"{recipe.name} is emulated on this device ({device}): quantized operands equal those of an "
-            "Ascend 950 to the last bit; the speed does not"
-        )
-    for line in _start_up_lines(recipe.name, report, has_experts=bool(args.num_experts)):
+    emulated = device if device != "npu" or args.lowp_emulate else None
+    for line in _start_up_lines(selections, report, bool(args.num_experts), emulated):
         print_rank_0(line)
 
 
-def _start_up_lines(recipe: str, report: Conversion, has_experts: bool) -> Iterator[str]:
+def _check_names(names: Names, known: Sequence[str], kind: str, log: Callable[[str], None]) -> None:
+    message = unmatched(names.values, known, kind)
+    if message and names.may_miss:
+        log(f"warning: {names.origin}: {message}")
+    elif message:
+        stop(f"{names.origin}: {message}")
+
+
+def _start_up_lines(
+    selections: Selections, report: Conversion, has_experts: bool, emulated: str | None
+) -> Iterator[str]:
     """What the first rank did with its layers; tensor-parallel ranks do the same with their shards."""
-    yield f"MX training active with recipe {recipe}"
-    yield f"Swapped to MXLinear_NPU layers: {len(report.linears)}"
-    if has_experts:
-        yield f"{recipe} MoE training enabled"
+    yield from selections.notes
+    if emulated:
+        names = " and ".join(selections.recipes)
+        yield (
+            f"{names} {'are' if len(selections.recipes) > 1 else 'is'} emulated on this device ({emulated}): "
+            "quantized operands equal those of an Ascend 950 to the last bit; the speed does not"
+        )
+    if selections.linears.recipe:
+        yield f"MX training active with recipe {selections.linears.recipe}"
+        yield f"Swapped to MXLinear_NPU layers: {len(report.linears)}"
+    if has_experts and selections.experts.recipe:
+        yield f"{selections.experts.recipe} MoE training enabled"
     if report.grouped:
         yield f"[MXFP8/HiF8 GMM] Replaced {len(report.grouped)} NPU GMM methods/functions"
     shown = report.kept[:_KEPT_SHOWN] + ["..."] * (len(report.kept) > _KEPT_SHOWN)

@@ -6,17 +6,12 @@ from argparse import ArgumentParser, Namespace
 
 from mindspeed_lowp.features.base import Feature
 from mindspeed_lowp.features.command_line import add_option, stop
+from mindspeed_lowp.features.layer_selection import select
+from mindspeed_lowp.features.recipe_options import defer_policy, takes
+from mindspeed_lowp.recipes import recipe_class, recipe_names
 from mindspeed_lowp.recipes.mxfp8 import DEFER_OPERANDS
 
 _TITLE = "MXFP8 deferred backward quantization"
-
-
-def defer_policy(args: Namespace) -> tuple[bool, str]:
-    """Whether quantization for backward is deferred, and for which operands."""
-    if getattr(args, "fp8_quant_fb_split", False):
-        return True, "all"
-    deferred = bool(getattr(args, "mxfp8_defer_backward_quant", False))
-    return deferred, getattr(args, "mxfp8_defer_operands", None) or "weight"
 
 
 class MXFP8DeferBackwardQuantFeature(Feature):
@@ -71,6 +66,16 @@ class MXFP8DeferBackwardQuantFeature(Feature):
             )
         if not getattr(args, "fp8", None):
             stop(f"{flag} needs FP8 training: add --fp8-format e4m3 --fp8-recipe mxfp8")
-        recipe = getattr(args, "fp8_recipe", None)
-        if recipe != "mxfp8":
-            stop(f"{flag} works with the recipe mxfp8 only, not with {recipe}: set --fp8-recipe mxfp8")
+        recipes = select(args).recipes
+        if any(takes(name, "defer_backward_quant") for name in recipes):
+            return
+        message = f"{flag} works with the recipe mxfp8 only, not with {' and '.join(recipes)}"
+        if all(_has_one_copy(name) for name in recipes):
+            stop(
+                f"{message}: one copy of a weight serves both axes there, nothing to defer; leave {flag} out"
+            )
+        stop(f"{message}: set --fp8-recipe mxfp8")
+
+
+def _has_one_copy(recipe: str) -> bool:
+    return recipe in recipe_names() and recipe_class(recipe)().one_copy_serves_both_axes("weight")

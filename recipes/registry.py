@@ -40,6 +40,11 @@ def recipe_names() -> list[str]:
     return list(dict.fromkeys([*_registered, *(point.name for point in _announced())]))
 
 
+def registered_recipes() -> list[type[Recipe]]:
+    """The classes known so far; announced ones that nobody has asked for are not among them."""
+    return list(_registered.values())
+
+
 def recipe_class(name: str) -> type[Recipe]:
     """The recipe called `name`.
 

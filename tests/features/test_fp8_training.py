@@ -69,9 +69,8 @@ def test_companions_without_fp8(stops, flag):
         "--fp8-param-gather",
         "--reuse-grad-buf-for-mxfp8-param-ag",
         "--keep-fp8-transpose-cache",
-        "--first-last-layers-bf16",
-        "--num-layers-at-start-in-bf16 1",
-        "--num-layers-at-end-in-bf16 1",
+        "--fp4-format e2m1",
+        "--moe-router-padding-for-fp8",
         "--te-precision-config-file x",
         "--use-torch-fsdp2",
         "--use-megatron-fsdp",
@@ -82,6 +81,45 @@ def test_flags_that_mxfp8_does_not_honour(stops, flag):
     assert message.startswith(
         f"error: {flag.replace('=', ' ').split()[0]} cannot be used with --fp8-recipe mxfp8"
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            "--num-layers-at-end-in-bf16 1",
+            "--num-layers-at-end-in-bf16 has no effect without --first-",
+        ),
+        (
+            "--num-layers-at-start-in-bf16 0",
+            "--num-layers-at-start-in-bf16 has no effect without --",
+        ),
+        (
+            "--first-last-layers-bf16 --num-layers-at-start-in-bf16 5",
+            "--num-layers-at-start-in-bf16 5: expected a number from 0 to --num-layers 4",
+        ),
+        (
+            "--first-last-layers-bf16 --num-layers-at-end-in-bf16 -1",
+            "--num-layers-at-end-in-bf16 -1: expected a number from 0 to --num-layers 4",
+        ),
+    ],
+)
+def test_first_and_last_blocks_that_cannot_be_kept(stops, flags, message):
+    assert stops(f"{MXFP8} --bf16 --num-layers 4 {flags}").startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "blocks"),
+    [
+        ("", []),
+        ("--first-last-layers-bf16", [0, 3]),
+        ("--first-last-layers-bf16 --num-layers-at-start-in-bf16 2 --num-layers-at-end-in-bf16 0", [0, 1]),
+        ("--first-last-layers-bf16 --num-layers-at-start-in-bf16 0 --num-layers-at-end-in-bf16 3", [1, 2, 3]),
+    ],
+)
+def test_first_and_last_blocks_are_kept(parse, flags, blocks):
+    args = parse(f"{MXFP8} --bf16 --num-layers 4 {flags}")
+    assert list(fp8_training.blocks_in_high_precision(args)) == blocks
 
 
 def test_pre_parser_without_megatrons_options_is_accepted():
@@ -122,11 +160,11 @@ def convert(monkeypatch):
     from mindspeed_lowp import megatron
     from mindspeed_lowp.layers import Conversion
 
-    def convert(outcome=None, **arguments):
+    def convert(flags="", outcome=None, **arguments):
         calls = []
         outcome = Conversion(linears=["a.mlp", "b.mlp"]) if outcome is None else outcome
 
-        def convert_chunks(model, linears, experts, check):
+        def convert_chunks(model, linears, experts, check, blocks):
             calls.append((model, linears, experts))
             check(outcome)
             return outcome
@@ -134,6 +172,7 @@ def convert(monkeypatch):
         defaults = {"fp8": "e4m3", "fp8_recipe": "mxfp8", "lowp_filter_fqns": None, "lowp_emulate": False}
         defaults["num_experts"] = None
         args = Namespace(**defaults | arguments)
+        monkeypatch.setattr("sys.argv", ["pretrain_gpt.py", *flags.split()])
         monkeypatch.setattr(megatron, "convert_chunks", convert_chunks)
         monkeypatch.setattr("megatron.training.get_args", lambda: args)
         model = [torch.nn.Linear(1, 1)]
@@ -160,7 +199,7 @@ def convert(monkeypatch):
 def test_recipe_follows_the_flags(convert, flags, defer, operands):
     linears, experts = convert(fp8="hybrid", lowp_filter_fqns=["mlp"], **flags)
     recipe = linears.recipe
-    assert experts.recipe is recipe
+    assert experts.recipe == recipe
     assert (recipe.name, recipe.fp8_format) == ("mxfp8", "hybrid")
     assert (recipe.defer_backward_quant, recipe.defer_operands) == (defer, operands)
     assert list(linears.filter_fqns) == list(experts.filter_fqns) == ["mlp"]
@@ -170,7 +209,7 @@ def test_mindspeeds_own_fp8_training_is_left_alone(convert, monkeypatch):
     monkeypatch.setattr(fp8_training, "MINDSPEED_IS_HOST", True)
     assert convert(fp8="hif8", fp8_recipe="tensorwise") is None  # neither is a recipe of ours
     with pytest.raises(SystemExit, match=r"error: --fp8-.*tensorwise.*accepted: mxfp8"):
-        convert(fp8_recipe="tensorwise", lowp_filter_fqns=["mlp"])
+        convert("--lowp-filter-fqns mlp", fp8_recipe="tensorwise", lowp_filter_fqns=["mlp"])
 
 
 def test_a_run_without_fp8_is_left_alone(convert):
@@ -181,7 +220,7 @@ def test_start_up_lines(convert, capsys):
     from mindspeed_lowp.layers import Conversion
 
     kept = [f"layer{index}" for index in range(9)]
-    convert(Conversion(linears=["a", "b"], grouped=["c"], kept=kept), num_experts=4)
+    convert(outcome=Conversion(linears=["a", "b"], grouped=["c"], kept=kept), num_experts=4)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("mxfp8 is emulated on this device (cpu)")
     assert lines[1:] == [
@@ -202,7 +241,7 @@ def test_dense_model_says_nothing_of_experts(convert, capsys):
 @pytest.mark.parametrize(
     ("conversion", "filters", "message"),
     [
-        (None, ["mpl"], "--lowp-filter-fqns: 'mpl' is in no layer's name; the nearest: mlp"),
+        ({"linears": ["mlp"]}, ["mpl"], "--lowp-filter-fqns: 'mpl' is in no layer's name; the nearest: mlp"),
         ({"kept": ["mlp"]}, ["mlp"], "--lowp-filter-fqns: no layer of the model was converted: all are kept"),
         ({}, None, "--fp8-recipe mxfp8: no layer of the model was converted: there is no linear in it"),
     ],
@@ -210,6 +249,6 @@ def test_dense_model_says_nothing_of_experts(convert, capsys):
 def test_failed_conversion_names_the_flag(convert, conversion, filters, message):
     from mindspeed_lowp.layers import Conversion
 
-    outcome = None if conversion is None else Conversion(**conversion)
+    flags = "--lowp-filter-fqns mlp" if filters else ""
     with pytest.raises(SystemExit, match=f"^error: {message}"):
-        convert(outcome, lowp_filter_fqns=filters)
+        convert(flags, Conversion(**conversion), lowp_filter_fqns=filters)
