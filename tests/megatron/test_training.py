@@ -133,6 +133,10 @@ def test_fp16_trains(tmp_path):
             "--lowp-filter-fqns decoder",
             "error: --lowp-filter-fqns: no layer of the model was converted: all are kept in high precision",
         ),
+        (
+            "--num-experts 4 --lowp-moe-fqns expertz",
+            "error: --lowp-moe-fqns: 'expertz' is in no expert's name; the nearest: experts",
+        ),
     ],
 )
 def test_mistakes_stop_with_a_message(tmp_path, flags, message):
