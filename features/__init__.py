@@ -12,6 +12,7 @@ from mindspeed_lowp.features.fp8_training import FP8TrainingFeature
 from mindspeed_lowp.features.grouped_experts import GroupedExpertsFeature
 from mindspeed_lowp.features.layer_selection import LayerSelectionFeature
 from mindspeed_lowp.features.mxfp8_defer_backward_quant import MXFP8DeferBackwardQuantFeature
+from mindspeed_lowp.features.reuse_quantized_weight import ReuseQuantizedWeightFeature
 from mindspeed_lowp.features.transformer_impl import TransformerImplFeature
 
 __all__ = ["Feature", "create_bare_megatron_features", "create_features"]
@@ -22,6 +23,7 @@ def create_features() -> list[Feature]:
     return [
         LayerSelectionFeature(),
         MXFP8DeferBackwardQuantFeature(),
+        ReuseQuantizedWeightFeature(),
         FP8TrainingFeature(),
         DataPathFeature(),
     ]

@@ -15,7 +15,8 @@ from mindspeed_lowp.features.base import MINDSPEED_IS_HOST, Feature
 from mindspeed_lowp.features.command_line import add_option, find_option, stop, typed
 from mindspeed_lowp.features.layer_selection import TITLE, Names, Selections, known_recipe, select
 from mindspeed_lowp.features.recipe_options import check_format, check_options, recipe_from_args
-from mindspeed_lowp.layers import Choice, Conversion, nothing_converted, unmatched
+from mindspeed_lowp.features.reuse_quantized_weight import CHECK_FLAG, reuse_policy
+from mindspeed_lowp.layers import Choice, Conversion, nothing_converted, reuse_quantized_weights, unmatched
 from mindspeed_lowp.ops.hardware import is_ascend950_or_newer, npu_name
 from mindspeed_lowp.recipes import recipe_names, registered_recipes
 
@@ -52,6 +53,7 @@ _OURS = (
     "--lowp-config",
     "--mxfp8-defer-backward-quant",
     "--fp8-quant-fb-split",
+    CHECK_FLAG,
 )
 _CHOOSING = (*_OURS, "--no-use-gmm-fp8", "--first-last-layers-bf16")  # which may leave no layer to convert
 
@@ -240,10 +242,17 @@ def _convert(model: list) -> None:
         check,
         blocks_in_high_precision(args),
     )
+    reuse, checked = reuse_policy(args)
+    if reuse:
+        for chunk in model:
+            reuse_quantized_weights(chunk, check=checked)
+
     device = next(parameter.device.type for chunk in model for parameter in chunk.parameters())
     emulated = device if device != "npu" or args.lowp_emulate else None
     for line in _start_up_lines(selections, report, bool(args.num_experts), emulated):
         print_rank_0(line)
+    if reuse:
+        print_rank_0(f"Quantized weights are reused within each step{', and checked' if checked else ''}")
 
 
 def _check_names(names: Names, known: Sequence[str], kind: str, log: Callable[[str], None]) -> None:

@@ -9,12 +9,15 @@ import runpy
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from mindspeed_lowp.recipes import RECIPES, Recipe
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "pretrain_gpt.py"
 
@@ -42,6 +45,7 @@ class Run:
     last: dict[str, torch.Tensor] = field(default_factory=dict)
     grads: dict[str, torch.Tensor] = field(default_factory=dict)
     sharded: set[str] = field(default_factory=set)
+    quantized: list[dict[int, int]] = field(default_factory=list)  # weights by axis, in each step
 
 
 def train(folder: Path, flags: list[str], ranks: int = 1, precision: str = "--bf16") -> list[Run]:
@@ -101,10 +105,28 @@ def _run(record_path: Path, environment: dict[str, str], flags: list[str], folde
             os._exit(1)
 
 
+def count_quantized_weights() -> Counter[int]:
+    """From now on, how often any recipe quantizes a weight, by axis."""
+    counts: Counter[int] = Counter()
+
+    def counted(quantize: Callable) -> Callable:
+        def wrapper(self: Recipe, x: torch.Tensor, role: str, axes: Sequence[int]) -> dict:
+            if role == "weight":
+                counts.update(axes)
+            return quantize(self, x, role, axes)
+
+        return wrapper
+
+    for recipe in {base for cls in RECIPES.values() for base in cls.__mro__ if "quantize" in vars(base)}:
+        recipe.quantize = counted(recipe.quantize)
+    return counts
+
+
 def _train(record_path: Path, flags: list[str]) -> None:
     from megatron.training import training
 
-    record: dict[str, Any] = {"losses": []}
+    record: dict[str, Any] = {"losses": [], "quantized": []}
+    quantized = count_quantized_weights()
     train_step = training.train_step
 
     def parameters(model: list[torch.nn.Module], value: Callable = torch.Tensor.detach) -> dict:
@@ -115,7 +137,9 @@ def _train(record_path: Path, flags: list[str]) -> None:
             record["first"] = parameters(model)
             named = model[0].named_parameters()
             record["sharded"] = {n for n, p in named if getattr(p, "tensor_model_parallel", False)}
+        quantized.clear()
         result = train_step(forward, data, model, *args, **kwargs)
+        record["quantized"].append(dict(quantized))
         if "lm loss" in result[0]:  # on the last pipeline stage
             record["losses"].append(float(result[0]["lm loss"]))
         record["last"] = parameters(model)

@@ -93,7 +93,7 @@ class _LowpLinear(torch.autograd.Function):
         ctx.save_for_backward(*pack(kept_x), *pack(kept_w))
         ctx.recipe, ctx.parallel = recipe, parallel
         ctx.weight_grad, ctx.weight_cache = weight_grad, weight_cache
-        # Not data of backward: the Parameter itself, whose main_grad is added to, and which the cache knows.
+        # Not data of backward: the Parameter itself, with its main_grad, as the cache knows it.
         ctx.weight = weight if weight_grad.into_main_grad or weight_cache is not None else None
         ctx.x_dtype, ctx.weight_dtype = x.dtype, weight.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype

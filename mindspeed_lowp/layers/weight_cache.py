@@ -157,8 +157,10 @@ def reuse_quantized_weights(model: nn.Module, check: bool = False) -> int:
     return count
 
 
-def reused_bytes(model: nn.Module) -> int:
-    """The bytes of the quantized weights that the layers of `model` hold for reuse at this moment."""
+def reused_bytes(model: nn.Module | None = None) -> int:
+    """The bytes of quantized weights held for reuse at this moment: by the layers of `model`, or by all."""
+    if model is None:
+        return sum(cache.nbytes for cache in list(_caches))
     caches = (getattr(module, "weight_cache", None) for module in model.modules())
     return sum(cache.nbytes for cache in caches if cache is not None)
 

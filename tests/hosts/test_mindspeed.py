@@ -122,8 +122,14 @@ print(args.fp8, args.fp8_recipe, args.fp8_quant_fb_split)
     result = run(code, "--fp8-format", "e4m3", "--num-layers", "2", "--mxfp8-defer-backward-quant")
     assert result.returncode == 0, result.stderr
     features, patches, first_parse, second_parse = result.stdout.splitlines()
-    expected = ["HostFeature", "LayerSelectionFeature", "MXFP8DeferBackwardQuantFeature"]
-    expected += ["FP8TrainingFeature", "DataPathFeature"]
+    expected = [
+        "HostFeature",
+        "LayerSelectionFeature",
+        "MXFP8DeferBackwardQuantFeature",
+        "ReuseQuantizedWeightFeature",
+        "FP8TrainingFeature",
+        "DataPathFeature",
+    ]
     assert features == str(expected)
     assert patches == "['megatron.training.training.get_model']"
     assert first_parse == "True e4m3 2"
