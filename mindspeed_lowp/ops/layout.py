@@ -33,6 +33,16 @@ def packed_shape(shape: Sequence[int], bits: int) -> list[int]:
     return [*shape[:-1], shape[-1] // 2] if bits == 4 else list(shape)
 
 
+def pack_fp4(codes: Tensor) -> Tensor:
+    """4-bit codes, one a byte, two a byte along the last axis: the first in the low half."""
+    return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def unpack_fp4(packed: Tensor) -> Tensor:
+    """The inverse of `pack_fp4`."""
+    return torch.stack([packed & 0xF, packed >> 4], dim=-1).flatten(-2)
+
+
 def grouped_scale_shape(shape: Sequence[int], groups: int) -> list[int]:
     """Shape of the scales of ``[rows, columns]`` quantized along its rows in ``groups`` groups."""
     return [shape[0] // PAIR + groups, shape[1], 2]

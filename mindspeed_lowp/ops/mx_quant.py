@@ -303,10 +303,10 @@ def dynamic_block_mx_quant(
     missing elements as 0; a tile of zeros has scale byte 0; one holding NaN or Inf has scale byte 0xFF and
     elements +0.
 
-    Elements are rounded as by `dynamic_mx_quant`, except that bf16 subnormals count as 0 of their sign, before
-    and after scaling. (So it is in the golden. Its "round" adds 0.5 in bf16, which lifts one number just below
-    a quarter of FP4's steps' midpoint, 0x3EFF as a multiple of the smallest step; the document and the kernel
-    round it down, and so does this.)
+    Elements are rounded as by `dynamic_mx_quant`, except that what is subnormal in bf16, before or after
+    scaling by the tile's scale, counts as 0 of its sign, as in the golden. (In the golden "round" adds 0.5 in
+    bf16, so that 255/512 of the smallest FP4 step becomes one step; the document and the kernel round to the
+    nearest, and so does this.)
 
     Args:
         x: ``[M, K]`` or ``[B, M, K]``, bf16 or fp16, K even for FP4; may not be empty.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mindspeed_lowp.formats import E4M3
+from mindspeed_lowp.formats import E1M2, E2M1, E4M3, E5M2, MXFP4_FORMATS
 from mindspeed_lowp.ops import kernels, layout
 from mindspeed_lowp.ops.kernels import mx
 from mindspeed_lowp.ops.reference import mx as reference
@@ -99,6 +99,76 @@ def test_grouped(level, dtype, info, alg):
             )
 
 
+FP4 = [pytest.param(info, id=info.name) for info in MXFP4_FORMATS]
+#: scale_alg and dst_type_max.
+FP4_SCALES = {E2M1: [(0, 0.0), (2, 0.0), (2, 7.0), (2, 9.5)], E1M2: [(0, 0.0), (2, 1.875), (2, 0.0)]}
+ROUND_MODES = ["rint", "round", "floor"]
+
+
+@pytest.mark.parametrize("round_mode", ROUND_MODES)
+@pytest.mark.parametrize("info", FP4)
+@pytest.mark.parametrize("dtype", FLOATS_AND_FP32)
+def test_fp4(level, dtype, info, round_mode):
+    """All quantizers; the reference takes any `scale_alg`."""
+    for shape in ((2,), (34,), (64, 64), (100, 70), (33, 2050), (2, 40, 3, 6), (0, 6), (6, 0)):
+        x = sample(shape, dtype)
+        for alg, dst_type_max in FP4_SCALES[info]:
+            rest = (info.npu_code, round_mode, alg, dst_type_max)
+            for axis in range(len(shape)):
+                arguments = (x, axis, *rest[:2], 32, *rest[2:], 0.0)
+                assert_all_same(mx.dynamic_mx_quant(*arguments), reference.dynamic_mx_quant(*arguments))
+            if len(shape) == 2 and dtype != torch.float32:
+                assert_all_same(
+                    mx.dynamic_mx_quant_with_dual_axis(x, *rest),
+                    reference.dynamic_mx_quant_with_dual_axis(x, *rest),
+                )
+                ends = torch.tensor([0, shape[0] // 3, shape[0] // 3, shape[0]])
+                assert_all_same(
+                    mx.grouped_dynamic_mx_quant(x, ends, *rest),
+                    reference.grouped_dynamic_mx_quant(x, ends, *rest),
+                )
+
+
+@pytest.mark.parametrize("round_mode", ROUND_MODES)
+@pytest.mark.parametrize("info", FP4)
+def test_every_bf16_pattern_to_fp4_under_ordinary_and_tiny_scales(level, info, round_mode):
+    """Columns are all patterns of a sign and an exponent; rows, the scales around."""
+    x = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(512, 128)
+    x = x.unsqueeze(1).repeat(1, 7, 1)
+    for i, factor in enumerate((0.25, 0.5, 1.0, 2.0, 8.0, 2.0**60, 2.0**-60)):
+        x[:, i, ::32] = x[:, i, 1::32] * factor
+    x = x.reshape(-1, 128)
+    for axis, tensor in ((1, x), (0, x.t().contiguous())):
+        arguments = (tensor, axis, info.npu_code, round_mode, 32, 0, 0.0, 0.0)
+        assert_all_same(mx.dynamic_mx_quant(*arguments), reference.dynamic_mx_quant(*arguments))
+
+
+@pytest.mark.parametrize("block_size", [64, 96, 1024])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_longer_blocks(level, dtype, block_size):
+    for shape in ((2, 2300), (1100, 6), (2, 130, 3, 2)):
+        x = sample(shape, dtype)
+        for axis in range(len(shape)):
+            for rest in ((E5M2, "rint", 1, 0.5), (E4M3, "rint", 0, 0.0), (E2M1, "floor", 0, 0.0)):
+                info, round_mode, alg, bound = rest
+                arguments = (x, axis, info.npu_code, round_mode, block_size, alg, 0.0, bound)
+                assert_all_same(mx.dynamic_mx_quant(*arguments), reference.dynamic_mx_quant(*arguments))
+
+
+@pytest.mark.parametrize("info", [*FORMATS, *FP4])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_tiles(level, dtype, info):
+    for shape in ((1, 2), (64, 64), (100, 70), (33, 2050), (3, 40, 34)):
+        tiny = normal(shape, dtype) * (2.0**-20 if dtype == torch.float16 else 2.0**-124)
+        for x in (sample(shape, dtype), tiny, normal(shape, dtype)):
+            for round_mode in ROUND_MODES if info.bits == 4 else ["rint"]:
+                for alg, dst_type_max in [(0, 0.0), (2, 7.0)] if info == E2M1 else [(0, 0.0)]:
+                    arguments = (x, info.npu_code, round_mode, alg, dst_type_max)
+                    assert_all_same(
+                        mx.dynamic_block_mx_quant(*arguments), reference.dynamic_block_mx_quant(*arguments)
+                    )
+
+
 @pytest.mark.parametrize("alg", ALGORITHMS)
 @pytest.mark.parametrize("info", FORMATS)
 def test_matrices_of_one_magnitude(level, info, alg):
@@ -129,6 +199,12 @@ def test_threads_change_nothing(level, threads):
         assert_same_bytes(mx.anti_mx_quant(*arguments), reference.anti_mx_quant(*arguments))
     arguments = (x, torch.tensor([0, 500, 777, 777, 1031]), E4M3.npu_code, "rint", 0, 0.0)
     assert_all_same(mx.grouped_dynamic_mx_quant(*arguments), reference.grouped_dynamic_mx_quant(*arguments))
+    arguments = (x, E2M1.npu_code, "floor", 2, 6.0)
+    y, scale1, scale2 = mx.dynamic_block_mx_quant(*arguments)
+    assert_all_same((y, scale1, scale2), reference.dynamic_block_mx_quant(*arguments))
+    for scale, axis in ((scale1, 1), (scale2, 0)):
+        arguments = (y, scale, axis, E2M1.npu_code, torch.bfloat16)
+        assert_same_bytes(mx.anti_mx_quant(*arguments), reference.anti_mx_quant(*arguments))
 
 
 def assert_same_values(actual, expected):
@@ -170,11 +246,49 @@ def test_dequantization_reads_any_layout_in_place(level, shape, dtype):
                 assert_same_bytes(actual, expected)
 
 
+@pytest.mark.parametrize("dtype", FLOATS_AND_FP32)
+@pytest.mark.parametrize("info", FP4)
+def test_dequantization_of_every_fp4_pair_under_every_scale(level, info, dtype):
+    codes = torch.arange(256).to(torch.uint8).expand(256 * 32, 256).contiguous()
+    byte = torch.arange(256).to(torch.uint8)
+    mxscale = layout.interleave(byte.view(1, 256, 1).expand(1, 256, 512).contiguous())[0]
+    expected = reference.anti_mx_quant(codes, mxscale, 0, info.npu_code, dtype)
+    assert_same_values(mx.anti_mx_quant(codes, mxscale, 0, info.npu_code, dtype), expected)
+    turned = (codes.t(), mxscale.transpose(0, 1))  # packed along its columns now
+    actual = mx.anti_mx_quant(*turned, 1, info.npu_code, dtype, packed_dim=0)
+    assert_same_values(actual.t(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(1, 2), (2, 3), (64, 64), (34, 300), (200, 38), (40, 2)], ids=str)
+def test_dequantization_reads_any_layout_of_fp4(level, shape, dtype):
+    generator = torch.Generator().manual_seed(0)
+    for packed_dim in (0, 1):
+        if shape[packed_dim] % 2:
+            continue
+        size = [n // 2 if dim == packed_dim else n for dim, n in enumerate(shape)]
+        raw = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
+        for axis in (0, 1):
+            scale_shape = layout.scale_shape(shape, axis)
+            mxscale = torch.randint(90, 160, scale_shape, dtype=torch.uint8, generator=generator)
+            arguments = (mxscale, axis, E2M1.npu_code, dtype, packed_dim)
+            expected = reference.anti_mx_quant(raw, *arguments)
+            assert expected.shape == shape
+            wide = torch.nn.functional.pad(raw, (3, 5, 1, 1))[1:-1, 3:-5]
+            tall = torch.nn.functional.pad(raw.t(), (3, 5, 1, 1))[1:-1, 3:-5].t()
+            strided = raw.repeat_interleave(2, dim=1)[:, ::2]
+            for codes in (raw, raw.t().contiguous().t(), wide, tall, strided):
+                assert_same_bytes(mx.anti_mx_quant(codes, *arguments), expected)
+
+
 def test_dequantization_of_more_dimensions(level):
     x = normal((2, 70, 3, 40))
     for axis in range(4):
         codes, mxscale = reference.dynamic_mx_quant(x, axis, E4M3.npu_code, "rint", 32, 0, 0.0, 0.0)
         arguments = (codes, mxscale, axis, E4M3.npu_code, torch.float32)
+        assert_same_bytes(mx.anti_mx_quant(*arguments), reference.anti_mx_quant(*arguments))
+        codes, mxscale = reference.dynamic_mx_quant(x, axis, E1M2.npu_code, "rint", 32, 0, 0.0, 0.0)
+        arguments = (codes, mxscale, axis, E1M2.npu_code, torch.float16)
         assert_same_bytes(mx.anti_mx_quant(*arguments), reference.anti_mx_quant(*arguments))
 
 

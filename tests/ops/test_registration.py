@@ -30,6 +30,7 @@ def operands():
         "dynamic_mx_quant": (x, 1, 297, "floor", 64, 0, 0.0, 0.0),
         "dynamic_mx_quant_with_dual_axis": (x, 291, "rint", 1, 0.0),
         "grouped_dynamic_mx_quant": (x, group_list, 296, "round", 2, 7.0),
+        "dynamic_block_mx_quant": (x, 296, "floor", 2, 7.0),
         "anti_mx_quant": (codes2, mxscale2, 0, 292, torch.bfloat16),
         "cast": (x, 296),
         "decode": (codes2.view(torch.uint8), 290, torch.bfloat16),
