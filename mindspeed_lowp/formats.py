@@ -76,7 +76,7 @@ _SPELLINGS: dict[FormatInfo, tuple[torch.dtype | int, ...]] = {
     E2M1: (torch.float4_e2m1fn_x2, 296, 45),
     E1M2: (297,),
     HIF8: (290,),
-    INT8: (torch.int8, 1),
+    INT8: (torch.int8, torch.qint8, 1, 12),
     E8M0: (torch.float8_e8m0fnu, 293, 44),
 }
 _BY_SPELLING = {spelling: info for info, spellings in _SPELLINGS.items() for spelling in spellings}

@@ -28,7 +28,7 @@ void encode_range(const typename In::Bits* x, uint8_t* y, int64_t first, int64_t
     for (int64_t at = first; at < last; at += kCastChunk) {
         int64_t count = min(kCastChunk, last - at);
         uint8_t* to = Format::bits_per_code == 4 ? codes : y + at;
-        round_line<Format>(to, count, [&](int64_t i) { return pattern<In>(x[at + i]); });
+        round_line<Format>(to, count, [from = x + at](int64_t i) { return pattern<In>(from[i]); });
         if constexpr (Format::specials) keep_specials<In, Format>(x + at, to, count);
         if constexpr (Format::bits_per_code == 4)
             for (int64_t i = 0; i < count / 2; i++)

@@ -13,11 +13,19 @@ namespace {
 
 // Each struct's `code` takes an fp32 pattern (HiFloat8's: its upper half).
 
+// Selecting with masks keeps compilers from making branches, with which they do not vectorize a loop.
+template <class T>
+INLINE T mask(bool b) {
+    return T(-T(b));
+}
+
 // The fp32 pattern of any input, Inf and NaN included.
 template <class In>
-uint32_t pattern(typename In::Bits x) {
-    uint32_t special = sizeof x == 2 && (x & In::magnitude) >= In::nonfinite ? 0x7F800000u : 0u;
-    return bits(In::value(x)) | special;
+INLINE uint32_t pattern(typename In::Bits x) {
+    uint32_t u = bits(In::value(x));
+    if constexpr (std::is_same<In, F16>::value)  // whose `value` is that of finite numbers
+        u |= mask<uint32_t>((x & F16::magnitude) >= F16::nonfinite) & 0x7F800000u;
+    return u;
 }
 
 using E2M1 = Element<1, 1, 2, 0x40C00000, 0x80>;  // 6; neither Inf nor NaN
@@ -34,7 +42,7 @@ struct Rounded {
     static INLINE uint32_t code(uint32_t u) {
         uint32_t a = u & 0x7FFFFFFFu, sign = u >> (32 - Bits) & 1u << (Bits - 1);
         uint32_t magnitude = Format::encode(min(a, Format::max_bits)) & ((1u << (Bits - 1)) - 1);
-        return a > 0x7F800000u ? 0 : magnitude | sign;
+        return (magnitude | sign) & ~mask<uint32_t>(a > 0x7F800000u);
     }
 };
 
@@ -53,7 +61,7 @@ struct CodeINT8 {
         uint32_t a = u & 0x7FFFFFFFu, negative = u >> 31;
         // Adding 2^23 makes the FPU round to an integer, which the low bits of the sum hold.
         uint32_t magnitude = bits(as_float(min(a, 0x42FE0000u + (negative << 16))) + 0x1p23f) & 0xFF;
-        return a > 0x7F800000u ? 0 : (magnitude ^ (0u - negative)) + negative;
+        return ((magnitude ^ (0u - negative)) + negative) & ~mask<uint32_t>(a > 0x7F800000u);
     }
 };
 
@@ -69,22 +77,22 @@ struct CodeHIF8 {
     static INLINE uint8_t code(uint16_t u) {
         int16_t magnitude = int16_t(u & 0x7FFF), a = min<int16_t>(magnitude, 0x4700);  // 32768
         int16_t n = distance(a);
-        int16_t half = int16_t(8 + (mask(n >= 4) & 8) + (mask(n >= 8) & 16) + (mask(n >= 16) & 32));
+        int16_t half = int16_t(8 + (mask<int16_t>(n >= 4) & 8) + (mask<int16_t>(n >= 8) & 16) +
+                               (mask<int16_t>(n >= 16) & 32));
         int16_t r = int16_t(a + half);  // a carry reaches the exponent
         n = distance(r);
         int16_t both = int16_t(n << 3 | (r >> 4 & 7));  // exponent without its sign, 3 bits of mantissa
         int16_t shorter = min(both, min<int16_t>(int16_t((both >> 1) + 16), int16_t((both >> 2) + 32)));
-        int16_t sign = int16_t(8 + (mask(n >= 2) & 8));
-        int16_t code =
-            int16_t(shorter + sign + (mask(n >= 4) & 16) + (mask(n >= 8) & 16) + (mask(r < 0x3F80) & sign));
+        int16_t sign = int16_t(8 + (mask<int16_t>(n >= 2) & 8));
+        int16_t code = int16_t(shorter + sign + (mask<int16_t>(n >= 4) & 16) + (mask<int16_t>(n >= 8) & 16) +
+                               (mask<int16_t>(r < 0x3F80) & sign));
         code = n >= 16 ? max<int16_t>(int16_t(23 - n), 1) : code;
         code = int16_t(code | (u >> 8 & 0x80));
         // Below half the smallest value, 2^-23, and for NaN: +0. There is no negative zero.
-        return uint8_t(code & ~mask(a < 0x3400) & ~mask(magnitude > 0x7F80));
+        return uint8_t(code & ~mask<int16_t>(a < 0x3400) & ~mask<int16_t>(magnitude > 0x7F80));
     }
 
 private:
-    static INLINE int16_t mask(bool b) { return int16_t(-int16_t(b)); }
     static INLINE int16_t distance(int16_t a) {  // |exponent|
         int16_t e = int16_t((a >> 7) - 127);
         return max<int16_t>(e, int16_t(-e));

@@ -8,6 +8,7 @@
 #include "mx_dequant.h"
 #include "mx_quant.h"
 #include "mxfp4_quant.h"
+#include "scaled_quant.h"
 
 #define LOWP_JOIN_(a, b) a##b
 #define LOWP_JOIN(a, b) LOWP_JOIN_(a, b)
@@ -16,4 +17,6 @@ const lowp::Kernels lowp::LOWP_JOIN(kernels_, LOWP_LEVEL) = {
     {quant_last, quant_rows, quant_dual, quant_tiles, dequant},
     {cast_encode, cast_look_up},
     {mxfp4_quant_dequant},
+    {scaled_amax, scaled_amax_of_products, scaled_raise_columns, scaled_encode, scaled_encode_each,
+     scaled_tabulate, scaled_look_up},
 };

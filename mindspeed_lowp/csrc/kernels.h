@@ -9,6 +9,7 @@
 #include "casts.h"
 #include "mx.h"
 #include "mxfp4.h"
+#include "scaled.h"
 
 namespace lowp {
 
@@ -18,6 +19,7 @@ struct Kernels {
     MxKernels mx;
     CastKernels casts;
     Mxfp4Kernels mxfp4;
+    ScaledKernels scaled;
 };
 
 extern const Kernels kernels_base;

@@ -32,6 +32,7 @@ from mindspeed_lowp.ops.mx_quant import (
     grouped_dynamic_mx_quant,
 )
 from mindspeed_lowp.ops.mxfp4 import quant_dequant_mxfp4
+from mindspeed_lowp.ops.scaled_quant import dynamic_block_quant, dynamic_quant, quantize
 
 __all__ = [
     "add_quant_gmm_",
@@ -52,11 +53,14 @@ __all__ = [
     "decode_hifloat8",
     "decode_int8",
     "dynamic_block_mx_quant",
+    "dynamic_block_quant",
     "dynamic_mx_quant",
     "dynamic_mx_quant_with_dual_axis",
+    "dynamic_quant",
     "grouped_anti_mx_quant",
     "grouped_dynamic_mx_quant",
     "grouped_matmul",
     "quant_dequant_mxfp4",
     "quant_matmul",
+    "quantize",
 ]

@@ -33,6 +33,9 @@ def operands():
         "dynamic_block_mx_quant": (x, 296, "floor", 2, 7.0),
         "anti_mx_quant": (codes2, mxscale2, 0, 292, torch.bfloat16),
         "cast": (x, 296),
+        "dynamic_quant": (x, w[:3].clone(), torch.tensor([0, 33, 70]), 290, "pertoken", 15.0),
+        "dynamic_block_quant": (x, 0.5, 1, 1, 128, 0.0),
+        "quantize": (x, torch.rand(40), None, 1, 1, True),
         "decode": (codes2.view(torch.uint8), 290, torch.bfloat16),
         "quant_matmul": (*product, torch.randn(24), torch.bfloat16, *mx),
         "grouped_matmul": (

@@ -23,7 +23,7 @@ import torch
 
 from mindspeed_lowp import ops
 from mindspeed_lowp.ops import npu
-from mindspeed_lowp.ops.npu import casts, matmul, mx
+from mindspeed_lowp.ops.npu import casts, matmul, mx, scaled
 from tests.ops.test_registration import operands
 
 VERSION = "2.13.0"
@@ -107,7 +107,7 @@ def torch_npu(request) -> Iterator[types.SimpleNamespace]:
 
 
 def npu_call(name: str) -> Callable:
-    return next(getattr(family, name) for family in (casts, mx, matmul) if hasattr(family, name))
+    return next(getattr(family, name) for family in (casts, mx, scaled, matmul) if hasattr(family, name))
 
 
 @pytest.mark.parametrize("name", NAMES)
