@@ -11,6 +11,7 @@
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -105,20 +106,25 @@ def grouped_matmul(
     ends = group_ends(group_list, group_list_type, x.shape[0], "group_list")
     columns = scale.shape[2] if scaling is MX else weight.shape[2]
     out = x.new_empty((x.shape[0], columns), dtype=output_dtype)
-    start = 0
-    for group, end in enumerate(ends):
-        if end > start:
-            rows = slice(start, end)
-            of_group = scaling is VECTORS and per_token_scale.dim() == 2
-            left = a._replace(
-                codes=x[rows], scale=per_token_scale[group, 0] if of_group else per_token_scale[rows]
-            )
-            right = b._replace(codes=weight[group], scale=scale[group])
+    sizes = _sizes(ends, x.shape[0])
+    if scaling is VECTORS and per_token_scale.dim() == 2:
+        left_scales = per_token_scale.squeeze(1).unbind()
+    else:
+        left_scales = per_token_scale.split(sizes)
+    parts = zip(x.split(sizes), left_scales, weight.unbind(), scale.unbind(), out.split(sizes), strict=False)
+    for group, (codes, left_scale, matrix, right_scale, rows) in enumerate(parts):
+        if sizes[group] > 0:
+            left = Operand(codes, a.format, left_scale)
+            right = Operand(matrix, b.format, right_scale)
             row = None if bias is None else bias[group]
-            out[rows] = matmul(device, left, right, scaling, row, output_dtype)
-        start = end
-    out[start:] = 0
+            rows.copy_(matmul(device, left, right, scaling, row, output_dtype))
+    out[x.shape[0] - sizes[-1] :] = 0
     return out
+
+
+def _sizes(ends: list[int], rows: int) -> list[int]:
+    """How many rows each group has, and how many are beyond the groups."""
+    return [end - start for start, end in pairwise([0, *ends, rows])]
 
 
 def add_quant_matmul_(
@@ -160,17 +166,16 @@ def _split_k(
     device: Decoders, a: Operand, b: Operand, scaling: Scaling, ends: list[int], output_dtype: torch.dtype
 ) -> Iterator[tuple[int, Tensor]]:
     """``(group, a[:, rows of group] @ b[rows of group])`` for each group that is not empty."""
-    start = 0
-    for group, end in enumerate(ends):
+    sizes, start = _sizes(ends, b.codes.shape[0]), 0
+    parts = zip(ends, a.codes.split(sizes, 1), b.codes.split(sizes), strict=False)
+    for group, (end, left, right) in enumerate(parts):
         if end > start:
-            rows = slice(start, end)
             if scaling is VECTORS:
-                a_scale, b_scale = a.scale[group], b.scale[group]
+                left_scale, right_scale = a.scale[group], b.scale[group]
             else:
                 first = layout.group_scale_row(start, group, scaling.scale_rows)
                 scales = slice(first, first - (start - end) // scaling.scale_rows)
-                a_scale, b_scale = a.scale[:, scales], b.scale[scales]
-            left = a._replace(codes=a.codes[:, rows], scale=a_scale)
-            right = b._replace(codes=b.codes[rows], scale=b_scale)
+                left_scale, right_scale = a.scale[:, scales], b.scale[scales]
+            left, right = Operand(left, a.format, left_scale), Operand(right, b.format, right_scale)
             yield group, matmul(device, left, right, scaling, None, output_dtype)
         start = end

@@ -32,8 +32,8 @@ from mindspeed_lowp.ops.scaling import (
     scaling_of,
 )
 
-_REFERENCE = Decoders(reference_casts.decode, reference_mx.anti_mx_quant)
-_KERNELS = Decoders(kernels_casts.decode, kernels_mx.anti_mx_quant)
+REFERENCE = Decoders(reference_casts.decode, reference_mx.anti_mx_quant)
+KERNELS = Decoders(kernels_casts.decode, kernels_mx.anti_mx_quant)
 
 
 def composed_operator(schema: str, fake: Callable) -> torch._ops.OpOverload:
@@ -42,8 +42,8 @@ def composed_operator(schema: str, fake: Callable) -> torch._ops.OpOverload:
     emulation = getattr(composed, name)
     return operator(
         schema,
-        reference=partial(emulation, _REFERENCE),
-        kernel=partial(emulation, _KERNELS),
+        reference=partial(emulation, REFERENCE),
+        kernel=partial(emulation, KERNELS),
         npu=getattr(npu, name),
         fake=fake,
     )

@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mindspeed_lowp import ops
+from mindspeed_lowp.ops import composed, matmul
 from tests.ops.data import assert_same_bytes, normal
 
 E4M3 = torch.float8_e4m3fn
@@ -184,6 +185,19 @@ def test_only_self_is_modified_and_no_result_aliases_an_argument(case):
             assert not torch.equal(now, then)
         elif isinstance(now, torch.Tensor):
             assert_same_bytes(now, then)
+
+
+MATMULS = [case for case in CASES if hasattr(composed, case.split(",")[0])]
+
+
+@pytest.mark.parametrize("case", MATMULS)
+def test_the_reference_of_every_matmul_gives_the_same_bits(case):
+    arguments, others = clones(CASES[case]), clones(CASES[case])
+    actual = operator_of(case)(*arguments)
+    expected = getattr(composed, case.split(",")[0])(matmul.REFERENCE, *others)
+    if actual is None:
+        actual, expected = arguments[0], others[0]
+    assert_same_bytes(actual, expected)
 
 
 def test_a_compiled_linear_equals_the_eager_one():
