@@ -93,8 +93,9 @@ def meta_functions(source: str, operators: list[str]) -> dict[str, Callable]:
 def torch_npu(request) -> Iterator[types.SimpleNamespace]:
     """torch_npu as far as ops/npu calls it: its schemas on its meta functions, under a name of their own."""
     read = read_wheel(request.config.cache)
-    operators = list(dict.fromkeys(THEIR_NAME.get(name, f"npu_{name}") for name in NAMES))
     schemas = dict(re.findall(r"func: (npu_\w+)(\(.*)", read(SCHEMAS)))
+    ours = [*dict.fromkeys(THEIR_NAME.values()), *(f"npu_{name}" for name in ops.__all__)]
+    operators = [operator for operator in ours if operator in schemas]
     metas = meta_functions(read(METAS), operators)
     library = torch.library.Library("npu_wheel", "DEF")
     for operator in operators:
