@@ -31,6 +31,7 @@ def install() -> None:
     from megatron.core.tensor_parallel import layers, random
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
+    from megatron.core.transformer.transformer_config import MLATransformerConfig
     from megatron.training import initialize, training
 
     for module in (layers, utils):
@@ -46,6 +47,7 @@ def install() -> None:
         module.maybe_move_tensor_to_cpu = _to_host
     _keep_adam_steps(DistributedOptimizer)
     rope_utils.fused_apply_rotary_pos_emb = _rotary_embedding(rope_utils._apply_rotary_pos_emb_bshd)
+    MLATransformerConfig.__post_init__ = _without_rope_kernel(MLATransformerConfig.__post_init__)
     YarnRotaryEmbedding.__init__ = _on_the_host(YarnRotaryEmbedding.__init__)
     random.CheckpointWithoutOutput.__init__ = _without_fp8(random.CheckpointWithoutOutput.__init__)
 
@@ -72,6 +74,16 @@ def _rotary_embedding(unfused: Any) -> Any:
         return unfused(t, freqs, rotary_interleaved=interleaved)
 
     return fused
+
+
+def _without_rope_kernel(post_init: Any) -> Any:
+    """Multi-latent attention's fused rotary embedding is a Triton kernel; the other computes the same."""
+
+    def wrapper(self: Any) -> None:
+        self.apply_rope_fusion = False
+        post_init(self)
+
+    return wrapper
 
 
 def _on_the_host(init: Any) -> Any:

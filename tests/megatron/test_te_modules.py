@@ -24,6 +24,7 @@ from mindspeed_lowp.megatron.te_linear import (
     TERowParallelLinear,
 )
 from mindspeed_lowp.megatron.te_norm import TENorm
+from mindspeed_lowp.recipes import get_recipe, recipe_names
 
 from ..layers.recording import RecordingRecipe
 
@@ -148,6 +149,19 @@ def test_a_recipe_quantizes_all_three_products(kind):
     torch.testing.assert_close(y, plain, rtol=0.1, atol=3.0)
     y.sum().backward()
     assert linear.recipe.log == [("input", (-1, -2)), ("weight", (-1, -2)), ("grad", (-1, -2))]
+
+
+@pytest.mark.parametrize("kind", LINEARS)
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_multiplies(kind, name):
+    linear, x = make_linear(kind), make_input()
+    plain = linear(x)[0]
+    linear.recipe = get_recipe(name).for_layer()
+    y = linear(x)[0]
+    assert not torch.equal(y, plain)
+    torch.testing.assert_close(y, plain, rtol=0.1, atol=3.0)
+    y.sum().backward()
+    assert all(p.grad.isfinite().all() for p in linear.parameters())
 
 
 @pytest.mark.parametrize("normalization", ["LayerNorm", "RMSNorm"])

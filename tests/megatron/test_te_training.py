@@ -108,7 +108,7 @@ def test_checkpoints_move_between_the_implementations(tmp_path, first, second):
         # Down-projections that every rank has whole, of attention and of experts.
         pytest.param(
             "--multi-latent-attention --q-lora-rank 32 --kv-lora-rank 32 --qk-layernorm "
-            "--position-embedding-type rope --no-rope-fusion --disable-bias-linear --num-experts 4 "
+            "--position-embedding-type rope --disable-bias-linear --num-experts 4 "
             "--moe-grouped-gemm --moe-latent-size 32 --moe-shared-expert-intermediate-size 64 "
             "--tensor-model-parallel-size 2 --sequence-parallel",
             2,
