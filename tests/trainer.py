@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from mindspeed_lowp.recipes import RECIPES, Recipe
+from mindspeed_lowp.recipes import Recipe, recipe_class, recipe_names
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "pretrain_gpt.py"
 
@@ -117,7 +117,8 @@ def count_quantized_weights() -> Counter[int]:
 
         return wrapper
 
-    for recipe in {base for cls in RECIPES.values() for base in cls.__mro__ if "quantize" in vars(base)}:
+    recipes = map(recipe_class, recipe_names())
+    for recipe in {base for cls in recipes for base in cls.__mro__ if "quantize" in vars(base)}:
         recipe.quantize = counted(recipe.quantize)
     return counts
 
