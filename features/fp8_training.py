@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import functools
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mindspeed_lowp.features.base import MINDSPEED_IS_HOST, Feature
 from mindspeed_lowp.features.command_line import add_option, find_option, stop, typed
-from mindspeed_lowp.features.layer_selection import TITLE, Names, Selections, known_recipe, select
+from mindspeed_lowp.features.layer_selection import TITLE, asked_by, known_recipe, select
+from mindspeed_lowp.features.model_conversion import convert_model_wrapper
 from mindspeed_lowp.features.recipe_options import check_format, check_options, recipe_from_args
-from mindspeed_lowp.features.reuse_quantized_weight import CHECK_FLAG, reuse_policy
-from mindspeed_lowp.layers import Choice, Conversion, nothing_converted, reuse_quantized_weights, unmatched
 from mindspeed_lowp.ops.hardware import is_ascend950_or_newer, npu_name
 from mindspeed_lowp.recipes import recipe_names, registered_recipes
 
@@ -45,19 +44,6 @@ _REFUSED = {
     "--use-megatron-fsdp": _USE_DDP,
     "--use-custom-fsdp": _USE_DDP,
 }
-
-# Flags that reach the layers of any host: with MindSpeed, the others are its own.
-_OURS = (
-    "--lowp-filter-fqns",
-    "--lowp-moe-fqns",
-    "--lowp-config",
-    "--mxfp8-defer-backward-quant",
-    "--fp8-quant-fb-split",
-    CHECK_FLAG,
-)
-_CHOOSING = (*_OURS, "--no-use-gmm-fp8", "--first-last-layers-bf16")  # which may leave no layer to convert
-
-_KEPT_SHOWN = 8  # layers named at start-up
 
 
 class FP8TrainingFeature(Feature):
@@ -94,7 +80,7 @@ class FP8TrainingFeature(Feature):
                 known_recipe(name, args)
             _check_refused_flags(args)
             check_format(names, args)
-            check_options(names)
+            check_options(names, args)
             _check_blocks(names, args)
             for name in names:
                 recipe_from_args(name, args)
@@ -135,7 +121,7 @@ def _open_choices(parser: ArgumentParser, flag: str, accepted: Iterable[str], wh
 def _check_refused_flags(args: Namespace) -> None:
     flag = typed(*_REFUSED)
     if flag:
-        stop(f"{flag} cannot be used with --fp8-recipe {args.fp8_recipe}: {_REFUSED[flag]}")
+        stop(f"{flag} cannot be used with {asked_by(args)}: {_REFUSED[flag]}")
 
 
 def _check_blocks(recipes: Sequence[str], args: Namespace) -> None:
@@ -156,15 +142,6 @@ def _check_blocks(recipes: Sequence[str], args: Namespace) -> None:
             stop(f"{flag} {count}: expected a number from 0 to --num-layers {args.num_layers}")
 
 
-def blocks_in_high_precision(args: Namespace) -> Sequence[int]:
-    """The transformer blocks that --first-last-layers-bf16 keeps, counted from 0 over all pipeline stages."""
-    if not getattr(args, "first_last_layers_bf16", False):
-        return ()
-    every = range(args.num_layers)
-    start, end = args.num_layers_at_start_in_bf16, args.num_layers_at_end_in_bf16
-    return [*every[:start], *every[args.num_layers - end :]]
-
-
 def _check_hardware(args: Namespace) -> None:
     name = npu_name()
     emulate = getattr(args, "lowp_emulate", False)
@@ -174,10 +151,10 @@ def _check_hardware(args: Namespace) -> None:
         return
     if is_ascend950_or_newer(name):
         if emulate:
-            stop(f"--lowp-emulate: {name} computes --fp8-recipe {args.fp8_recipe} itself; leave the flag out")
+            stop(f"--lowp-emulate: {name} computes {asked_by(args)} itself; leave the flag out")
     elif not emulate:
         stop(
-            f"--fp8-recipe {args.fp8_recipe}: [MXFP8/HiF8] is only supported on Ascend950 or higher "
+            f"{asked_by(args)}: [MXFP8/HiF8] is only supported on Ascend950 or higher "
             f"architecture (this is {name}); add --lowp-emulate to emulate it: the same numbers, slowly"
         )
 
@@ -195,92 +172,3 @@ def config_without_fp8_wrapper(config_from_args: Callable[..., Any]) -> Callable
         return config_from_args(Namespace(**{**vars(args), "fp8": None}), *rest, **options)
 
     return wrapper
-
-
-def convert_model_wrapper(get_model: Callable[..., list]) -> Callable[..., list]:
-    """Quantize the linears of what Megatron's `get_model` builds.
-
-    Layers change their class in place and keep their Parameters: the wrappers around the model (DDP,
-    Float16Module), the optimizer and checkpoints, whether made before or after, see no difference.
-    """
-
-    @functools.wraps(get_model)
-    def wrapper(*args: Any, **kwargs: Any) -> list:
-        model = get_model(*args, **kwargs)
-        _convert(model)
-        return model
-
-    return wrapper
-
-
-def _convert(model: list) -> None:
-    # Imported when Megatron is: under MindSpeed, patches come before the first import of Megatron.
-    from megatron.training import get_args, print_rank_0
-
-    from mindspeed_lowp.megatron import convert_chunks
-
-    args = get_args()
-    if not args.fp8:
-        return  # a patch outlives the run that asked for it
-    if MINDSPEED_IS_HOST and not typed(*_OURS):
-        return  # its own layers, its own recipes
-    selections = select(args)
-    linears, experts = selections.linears, selections.experts
-    recipes = {name: recipe_from_args(name, args) for name in selections.recipes}
-
-    def check(conversion: Conversion) -> None:
-        _check_names(linears.filter_fqns, conversion.names, "layer", print_rank_0)
-        _check_names(experts.fqns, conversion.experts, "expert", print_rank_0)
-        if not conversion.converted:
-            flag = typed(*_CHOOSING) or f"--fp8-recipe {args.fp8_recipe}"
-            stop(f"{flag}: {nothing_converted(conversion)}")
-
-    report = convert_chunks(
-        model,
-        Choice(recipes.get(linears.recipe), filter_fqns=linears.filter_fqns.values),
-        Choice(recipes.get(experts.recipe), experts.fqns.values, experts.filter_fqns.values),
-        check,
-        blocks_in_high_precision(args),
-    )
-    reuse, checked = reuse_policy(args)
-    if reuse:
-        for chunk in model:
-            reuse_quantized_weights(chunk, check=checked)
-
-    device = next(parameter.device.type for chunk in model for parameter in chunk.parameters())
-    emulated = device if device != "npu" or args.lowp_emulate else None
-    for line in _start_up_lines(selections, report, bool(args.num_experts), emulated):
-        print_rank_0(line)
-    if reuse:
-        print_rank_0(f"Quantized weights are reused within each step{', and checked' if checked else ''}")
-
-
-def _check_names(names: Names, known: Sequence[str], kind: str, log: Callable[[str], None]) -> None:
-    message = unmatched(names.values, known, kind)
-    if message and names.may_miss:
-        log(f"warning: {names.origin}: {message}")
-    elif message:
-        stop(f"{names.origin}: {message}")
-
-
-def _start_up_lines(
-    selections: Selections, report: Conversion, has_experts: bool, emulated: str | None
-) -> Iterator[str]:
-    """What the first rank did with its layers; tensor-parallel ranks do the same with their shards."""
-    yield from selections.notes
-    if emulated:
-        names = " and ".join(selections.recipes)
-        yield (
-            f"{names} {'are' if len(selections.recipes) > 1 else 'is'} emulated on this device ({emulated}): "
-            "quantized operands equal those of an Ascend 950 to the last bit; the speed does not"
-        )
-    if selections.linears.recipe:
-        yield f"MX training active with recipe {selections.linears.recipe}"
-        yield f"Swapped to MXLinear_NPU layers: {len(report.linears)}"
-    if has_experts and selections.experts.recipe:
-        yield f"{selections.experts.recipe} MoE training enabled"
-    if report.grouped:
-        yield f"[MXFP8/HiF8 GMM] Replaced {len(report.grouped)} NPU GMM methods/functions"
-    shown = report.kept[:_KEPT_SHOWN] + ["..."] * (len(report.kept) > _KEPT_SHOWN)
-    routers = ["every MoE router"] if has_experts else []
-    yield f"Kept in high precision: {', '.join(routers + shown) or 'none'}"

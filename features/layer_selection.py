@@ -112,7 +112,8 @@ class LayerSelectionFeature(Feature):
             self._turn_on_from_file(args, read_config(args.lowp_config))
         elif not MINDSPEED_IS_HOST and not getattr(args, "fp8", None) and typed("--fp8-recipe"):
             self._turn_on_by_recipe(args)
-        self._check_experts(args)
+        if not MINDSPEED_IS_HOST:  # which has one of these flags itself, and leaves it without effect
+            self._check_experts(args)
 
     def _turn_on_from_file(self, args: Namespace, config: LowpConfig) -> None:
         if not typed("--fp8-recipe"):
@@ -186,6 +187,13 @@ def select(args: Namespace) -> Selections:
 def _every_layer(args: Namespace) -> LowpConfig:
     section = Section(args.fp8_recipe)
     return LowpConfig(section, section, ())
+
+
+def asked_by(args: Namespace) -> str:
+    """What the user wrote to get low precision."""
+    if getattr(args, "lowp_config", None) and not typed("--fp8-recipe"):
+        return f"--lowp-config {args.lowp_config}"
+    return f"--fp8-recipe {args.fp8_recipe}"
 
 
 def known_recipe(name: str, args: Namespace) -> type[Recipe]:

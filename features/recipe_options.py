@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from mindspeed_lowp.features.command_line import stop, typed
-from mindspeed_lowp.features.layer_selection import known_recipe
+from mindspeed_lowp.features.layer_selection import asked_by, known_recipe
 from mindspeed_lowp.recipes import Recipe, recipe_class, recipe_names, registered_recipes
 
 
@@ -55,14 +55,14 @@ def recipe_from_args(name: str, args: Namespace) -> Recipe:
         stop(f"{flags.get(field + equals, f'--fp8-recipe {name}: {field}{equals}')}{rest}")
 
 
-def check_options(names: Sequence[str]) -> None:
+def check_options(names: Sequence[str], args: Namespace) -> None:
     """Stop the run where a typed flag belongs to a recipe that is not among those called `names`."""
     for option in _OPTIONS:
         flag = typed(*option.flags)
         if flag and not any(takes(name, option.field) for name in names):
             owners = [cls.name for cls in registered_recipes() if option.field in _fields(cls)]
             remedy = f"it belongs to the recipe {owners[0]}; leave it out" if owners else "leave it out"
-            stop(f"{flag} cannot be used with --fp8-recipe {' and '.join(names)}: {remedy}")
+            stop(f"{flag} cannot be used with {asked_by(args)}: {remedy}")
 
 
 def check_format(names: Sequence[str], args: Namespace) -> None:
