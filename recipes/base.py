@@ -75,7 +75,11 @@ class Recipe(ABC):
 
     @abstractmethod
     def quantize(self, x: Tensor, role: Role, axes: Sequence[int]) -> dict[int, Operand]:
-        """Quantize x [..., M, N] along each of `axes` (-1, -2, or both in one pass); keyed by axis."""
+        """Quantize x [..., M, N] along each of `axes` (-1, -2, or both in one pass); keyed by axis.
+
+        A weight may be quantized once and taken again until the optimizer has changed it, so until then its
+        operands must depend on nothing else that changes.
+        """
 
     @abstractmethod
     def quantize_groups(

@@ -13,6 +13,7 @@ from mindspeed_lowp import lowp_grouped_linear, lowp_linear
 from mindspeed_lowp.layers import (
     StaleWeightError,
     WeightCache,
+    convert_model,
     drop_reused_weights,
     reuse_quantized_weights,
     reused_bytes,
@@ -310,6 +311,16 @@ def test_one_copy_for_both_axes_is_quantized_once():
         layer(x)
     layer(x).sum().backward()
     assert [axes for role, axes in layer.recipe.log if role == "weight"] == [(-1, -2)]
+
+
+def test_a_converted_model_of_plain_linears():
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 40)).bfloat16()
+    recipe = RecordingRecipe()
+    convert_model(model, recipe)
+    assert reuse_quantized_weights(model) == 2
+    for x in batches():
+        model(x.requires_grad_()).sum().backward()
+    assert [axes for role, axes in recipe.log if role == "weight"] == [(-1, -2)] * 2  # of two layers
 
 
 def test_a_layer_that_cannot_reuse_is_named():
