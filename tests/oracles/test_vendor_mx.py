@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mindspeed_lowp import ops
-from mindspeed_lowp.formats import E2M1, MXFP4_FORMATS, FormatInfo
+from mindspeed_lowp.formats import E1M2, E2M1, MXFP4_FORMATS, FormatInfo
 from tests.ops.data import ALGORITHMS, FLOATS, FLOATS_AND_FP32, FORMATS, assert_same_bytes, wide_range
 from tests.oracles.vendor import (
     VENDOR_FORMAT,
@@ -251,13 +251,14 @@ def test_sweep_of_tiles(dtype, info):
         check_tiles(mixed(shape, dtype), info)
 
 
-@pytest.mark.parametrize(("alg", "dst_type_max"), [(0, 0.0), (2, 0.0), (2, 6.0), (2, 7.0)])
+@pytest.mark.parametrize(
+    ("info", "alg", "dst_type_max"),
+    [(E1M2, 0, 0.0), (E2M1, 0, 0.0), (E2M1, 2, 0.0), (E2M1, 2, 6.0), (E2M1, 2, 7.0)],
+    ids=lambda value: getattr(value, "name", value),
+)
 @pytest.mark.parametrize("round_mode", ROUND_MODES)
-@pytest.mark.parametrize("info", FP4)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_sweep_of_tiles_of_fp4(dtype, info, round_mode, alg, dst_type_max):
-    if alg == 2 and info != E2M1:
-        pytest.skip("scale_alg 2 is E2M1's")
+def test_sweep_of_tiles_of_fp4(dtype, round_mode, info, alg, dst_type_max):
     for shape in ((64, 64), (33, 130), (2, 40, 34)):
         check_tiles(wide_range(shape, dtype), info, alg, dst_type_max, round_mode)
         check_tiles(mixed(shape, dtype), info, alg, dst_type_max, round_mode)
@@ -266,12 +267,11 @@ def test_sweep_of_tiles_of_fp4(dtype, info, round_mode, alg, dst_type_max):
 @pytest.mark.parametrize(("alg", "dst_type_max"), [(0, 0.0), (2, 6.0), (2, 7.0)])
 @pytest.mark.parametrize("round_mode", ROUND_MODES)
 def test_tiles_of_one_amax_each(alg, dst_type_max, round_mode):
-    """All bf16 patterns of one exponent, at both ends of the range and in between, as amax of 128 tiles."""
+    """All bf16 patterns of one exponent, at both ends of the range and in between, as amax of 256 tiles."""
     lifted = 0
     for exponent in (0, 1, 2, 3, 5, 127, 253, 254):
         amax = torch.arange(exponent << 7, exponent + 1 << 7, dtype=torch.int16).view(torch.bfloat16)
-        fractions = torch.linspace(-1, 1, 65)[1::2]  # odd multiples of 1/32
-        fractions[0] = 1.0
+        fractions = torch.cat([torch.arange(-32, 0), torch.arange(1, 33)]) / 32
         x = (amax.float()[:, None] * fractions).bfloat16().repeat_interleave(32, dim=0)
         lifted += check_tiles(x, E2M1, alg, dst_type_max, round_mode)
     assert (lifted > 0) == (round_mode == "round")
