@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from mindspeed_lowp.recipes.base import Operand, Recipe, Role
+from mindspeed_lowp.recipes.blockwise import BlockwiseRecipe
+from mindspeed_lowp.recipes.delayed import DelayedRecipe
 from mindspeed_lowp.recipes.mxfp8 import MXFP8Recipe
+from mindspeed_lowp.recipes.mxfp8_32x32 import MXFP832x32Recipe
 from mindspeed_lowp.recipes.registry import (
     get_recipe,
     recipe_class,
@@ -11,12 +14,18 @@ from mindspeed_lowp.recipes.registry import (
     register_recipe,
     registered_recipes,
 )
+from mindspeed_lowp.recipes.tensorwise import HiF8Recipe, TensorwiseRecipe
 
 __all__ = [
+    "BlockwiseRecipe",
+    "DelayedRecipe",
+    "HiF8Recipe",
+    "MXFP832x32Recipe",
     "MXFP8Recipe",
     "Operand",
     "Recipe",
     "Role",
+    "TensorwiseRecipe",
     "get_recipe",
     "recipe_class",
     "recipe_names",
@@ -24,5 +33,12 @@ __all__ = [
     "registered_recipes",
 ]
 
-for _recipe in (MXFP8Recipe,):
+for _recipe in (
+    MXFP8Recipe,
+    MXFP832x32Recipe,
+    HiF8Recipe,
+    TensorwiseRecipe,
+    BlockwiseRecipe,
+    DelayedRecipe,
+):
     register_recipe(_recipe)

@@ -19,7 +19,12 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from mindspeed_lowp.formats import E4M3, E5M2, HIF8, FormatInfo
+
 Role = Literal["input", "weight", "grad"]
+
+# The elements of inputs and weights, and of gradients.
+_ELEMENTS = {"e4m3": (E4M3, E4M3), "hybrid": (E4M3, E5M2), "hif8": (HIF8, HIF8)}
 
 
 class Operand(NamedTuple):
@@ -61,6 +66,10 @@ class Recipe(ABC):
                 f"fp8_format={self.fp8_format!r}: {self.name} takes one of {', '.join(self.formats)}"
             )
 
+    def element(self, role: Role) -> FormatInfo:
+        """The format of this tensor's elements."""
+        return _ELEMENTS[self.fp8_format][role == "grad"]
+
     def for_layer(self) -> Recipe:
         """The recipe for one layer: itself, unless it keeps a state that each layer needs for its own."""
         return self
@@ -71,7 +80,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def one_copy_serves_both_axes(self, role: Role) -> bool:
-        """Whether the two axes of this tensor share their codes and the scales of a whole matrix."""
+        """Whether the codes of this tensor are the same along both axes, so that they are computed once."""
 
     @abstractmethod
     def quantize(self, x: Tensor, role: Role, axes: Sequence[int]) -> dict[int, Operand]:

@@ -24,10 +24,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mindspeed_lowp.layers import WeightCache, lowp_grouped_linear
+from mindspeed_lowp.megatron.delayed_scaling import KeepsHistory
 from mindspeed_lowp.recipes import Recipe
 
 
-class TEGroupedLinear(torch.nn.Module):
+class TEGroupedLinear(KeepsHistory, torch.nn.Module):
     """`num_gemms` linears, each for its own run of rows. The token dispatcher does all communication.
 
     recipe: None multiplies in the parameters' precision.
@@ -76,7 +77,7 @@ class TEGroupedLinear(torch.nn.Module):
                 set_tensor_model_parallel_attributes(bias_parameter, self.bias_is_sharded, 0, 1)
                 torch.nn.init.zeros_(bias_parameter)
                 self.register_parameter(f"bias{index}", bias_parameter)
-        self._register_load_state_dict_pre_hook(_drop_extra_states)
+        self._register_load_state_dict_pre_hook(_join_extra_states)
 
     def _new_parameter(self, *shape: int) -> Parameter:
         device = "cpu" if self.config.use_cpu_initialization else torch.cuda.current_device()
@@ -130,12 +131,6 @@ class TEGroupedLinear(torch.nn.Module):
     def backward_dw(self) -> None:
         """Nothing is left to do: weight gradients are computed with the rest of backward."""
 
-    def get_extra_state(self) -> None:
-        """Transformer Engine keeps one; checkpoints have the key, and it stays empty."""
-
-    def set_extra_state(self, state: object) -> None:
-        """Another implementation's state means nothing here."""
-
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None
     ) -> dict:
@@ -147,7 +142,7 @@ class TEGroupedLinear(torch.nn.Module):
         result = {}
         for index in range(experts_here):
             expert = rank * experts_here + index
-            state = {"weight": getattr(self, f"weight{index}"), "_extra_state": None}
+            state = {"weight": getattr(self, f"weight{index}"), "_extra_state": self.get_extra_state()}
             if self.use_bias:
                 state["bias"] = getattr(self, f"bias{index}")
             offsets, key_prefix = (*sharded_offsets, (len(sharded_offsets), expert, all_experts)), prefix
@@ -184,8 +179,8 @@ class TERowParallelGroupedLinear(TEGroupedLinear):
     bias_is_sharded = False
 
 
-def _drop_extra_states(state_dict: dict, prefix: str, *_: object) -> None:
-    """Checkpoints carry an `_extra_state` for each expert, or none; the module has a single empty one."""
-    for key in [key for key in state_dict if key.startswith(f"{prefix}_extra_state")]:
-        del state_dict[key]
-    state_dict[f"{prefix}_extra_state"] = None
+def _join_extra_states(state_dict: dict, prefix: str, *_: object) -> None:
+    """Checkpoints carry an `_extra_state` for each expert, alike, or none; the module has a single one."""
+    keys = [key for key in state_dict if key.startswith(f"{prefix}_extra_state")]
+    states = [state_dict.pop(key) for key in keys]
+    state_dict[f"{prefix}_extra_state"] = states[0] if states else None

@@ -1,0 +1,94 @@
+"""Blockwise scaling: fp32 scales for 1x128 blocks of a GEMM's left operand and 128x128 tiles of its right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from mindspeed_lowp import ops
+from mindspeed_lowp.recipes.base import Operand, Role
+from mindspeed_lowp.recipes.fp32_scales import FP32ScalesRecipe
+
+BLOCK = 128
+
+
+@dataclass(frozen=True)
+class BlockwiseRecipe(FP32ScalesRecipe):
+    """Right operands are weights, one copy for both axes, and the input in the weight gradient.
+
+    fp8_format: "e4m3", "hybrid" for E5M2 gradients, or "hif8".
+    """
+
+    name: ClassVar[str] = "blockwise"
+    row_alignment: ClassVar[int] = BLOCK
+    group_sizes: ClassVar[Sequence[int] | None] = (1, BLOCK, BLOCK)
+
+    fp8_format: Literal["e4m3", "hybrid", "hif8"] = "e4m3"
+
+    def one_copy_serves_both_axes(self, role: Role) -> bool:
+        return role == "weight"
+
+    def quantize(self, x: Tensor, role: Role, axes: Sequence[int]) -> dict[int, Operand]:
+        if role == "weight":
+            return dict.fromkeys(axes, self._tiles(x, role))
+        return {axis: self._along(axis, x, role) for axis in axes}
+
+    def _along(self, axis: int, x: Tensor, role: Role) -> Operand:
+        """An input or a gradient for the GEMM that contracts `axis`."""
+        if axis == -1:
+            return self._blocks(x, role)
+        return self._tiles(x, role) if role == "input" else self._blocks(x.mT, role).mT
+
+    def _blocks(self, x: Tensor, role: Role) -> Operand:
+        return Operand(
+            *ops.dynamic_block_quant(
+                x, dst_type=self.element(role).npu_code, row_block_size=1, col_block_size=BLOCK
+            )
+        )
+
+    def _tiles(self, x: Tensor, role: Role) -> Operand:
+        return Operand(
+            *ops.dynamic_block_quant(
+                x, dst_type=self.element(role).npu_code, row_block_size=BLOCK, col_block_size=BLOCK
+            )
+        )
+
+    def quantize_groups(
+        self, x: Tensor, role: Role, group_list: Tensor, axes: Sequence[int]
+    ) -> dict[int, Operand]:
+        quantized = {}
+        if -1 in axes:
+            quantized[-1] = self._blocks(x, role)  # no block holds two rows
+        if -2 in axes:
+            quantized[-2] = self._restarting(x, role, group_list)
+        return quantized
+
+    def _restarting(self, x: Tensor, role: Role, group_list: Tensor) -> Operand:
+        """x [T, N] along its rows, blocks restarting at each group: scales [T // 128 + E, ...].
+
+        torch_npu has no operator for it; the layout is what its grouped matmul reads.
+        """
+        columns = -(-x.shape[1] // BLOCK) if role == "input" else x.shape[1]
+        data = torch.empty_like(x, dtype=self.element(role).dtype)
+        scale = x.new_zeros((len(x) // BLOCK + len(group_list), columns), dtype=torch.float32)
+        start = 0
+        for group, end in enumerate(group_list.tolist()):
+            if end > start:
+                part = self._along(-2, x[start:end], role)
+                rows = _scale_rows(group, start, end)
+                data[start:end], scale[rows] = part.data, part.scale
+            start = end
+        return Operand(data, scale)
+
+    def slice_group(self, x: Operand, group: int, start: int, end: int) -> Operand:
+        return Operand(x.data[start:end], x.scale[_scale_rows(group, start, end)])
+
+
+def _scale_rows(group: int, start: int, end: int) -> slice:
+    """The scales of the group whose rows are [start, end)."""
+    first = start // BLOCK + group
+    return slice(first, first - (start - end) // BLOCK)
