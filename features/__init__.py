@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from mindspeed_lowp.features.base import Feature
 from mindspeed_lowp.features.data_path import DataPathFeature
+from mindspeed_lowp.features.delayed_scaling import DelayedScalingFeature
 from mindspeed_lowp.features.fp8_training import FP8TrainingFeature
 from mindspeed_lowp.features.grouped_experts import GroupedExpertsFeature
 from mindspeed_lowp.features.layer_selection import LayerSelectionFeature
@@ -25,6 +26,7 @@ def create_features() -> list[Feature]:
         MXFP8DeferBackwardQuantFeature(),
         ReuseQuantizedWeightFeature(),
         FP8TrainingFeature(),
+        DelayedScalingFeature(),
         DataPathFeature(),
     ]
 

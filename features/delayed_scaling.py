@@ -27,9 +27,7 @@ def train_step_wrapper(train_step: Callable[..., Any]) -> Callable[..., Any]:
     """Let the magnitudes seen in a step decide the scales of the next ones, once its optimizer is through."""
 
     @functools.wraps(train_step)
-    def wrapper(
-        forward_step_func: Any, data_iterator: Any, model: list, *args: Any, **kwargs: Any
-    ) -> Any:
+    def wrapper(forward_step_func: Any, data_iterator: Any, model: list, *args: Any, **kwargs: Any) -> Any:
         from megatron.core.parallel_state import get_amax_reduction_group
         from megatron.training import get_args
 

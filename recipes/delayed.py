@@ -28,6 +28,11 @@ class AmaxHistory:
         self.past = torch.zeros(length, len(ROLES))
         self.current = torch.zeros(len(ROLES))
 
+    def restore(self, past: Tensor) -> None:
+        """Take over a saved `past`, of any length: the latest entries count."""
+        kept = past[: len(self.past)].to(self.past)
+        self.past = torch.cat((kept, torch.zeros_like(self.past)))[: len(self.past)]
+
     def to(self, device: torch.device) -> None:
         if self.past.device != device:
             self.past, self.current = self.past.to(device), self.current.to(device)

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mindspeed_lowp.layers import TensorParallel, WeightCache, WeightGrad, lowp_linear
+from mindspeed_lowp.megatron.delayed_scaling import KeepsHistory
 from mindspeed_lowp.recipes import Recipe
 
 
-class WithRecipe:
+class WithRecipe(KeepsHistory):
     """Replaces the one method through which a parallel linear multiplies.
 
     Everything else (sharding, initialization, checkpoints, the communication of the output) stays Megatron's.

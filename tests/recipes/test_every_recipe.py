@@ -7,11 +7,15 @@ import torch
 from torch import Tensor
 
 from mindspeed_lowp import get_recipe, lowp_grouped_linear, lowp_linear
-from mindspeed_lowp.recipes import RECIPES, Operand, Recipe
+from mindspeed_lowp.recipes import Operand, Recipe, recipe_class, recipe_names
 from tests.layers.oracle import dequantize as dequantize_mx
 from tests.layers.oracle import rounding_bound
 
-EVERY = [pytest.param(name, fmt, id=f"{name}-{fmt}") for name, cls in RECIPES.items() for fmt in cls.formats]
+EVERY = [
+    pytest.param(name, fmt, id=f"{name}-{fmt}")
+    for name in recipe_names()
+    for fmt in recipe_class(name).formats
+]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
