@@ -77,6 +77,22 @@ def print_table(runs: list[Run]) -> None:
     Console(width=110).print(table)
 
 
+def write_markdown(runs: list[Run], path: Path) -> None:
+    """Final losses and bytes kept for backward, which depend on no machine's speed."""
+    first = runs[0]
+    lines = [
+        f"| run | loss after {first.steps[-1]} steps | against {first.name} | saved for backward | of |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for run in runs:
+        loss, saved = run.losses[-1], run.saved_bytes or 0
+        lines.append(
+            f"| {run.name} | {loss:.5f} | {loss / first.losses[-1] - 1:+.2%} | {saved / 2**20:.2f} MiB "
+            f"| {saved / (first.saved_bytes or 1):.3f} |"
+        )
+    path.write_text("\n".join(lines) + "\n")
+
+
 def plot(runs: list[Run], path: Path) -> None:
     """Loss curves above; below, the distance of each from the first, which the curves hide."""
     figure, (curves, distance) = plt.subplots(
@@ -104,11 +120,15 @@ def main() -> None:
     )
     parser.add_argument("runs", nargs="+", metavar="NAME=LOG")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="where the loss curves go")
+    parser.add_argument("--markdown", type=Path, metavar="MD", help="where a table without times goes")
     arguments = parser.parse_args()
     if any("=" not in run for run in arguments.runs):
         parser.error("each run is NAME=LOG, such as bf16=output/bf16.log")
     runs = [read_log(name, Path(path)) for name, path in (run.split("=", 1) for run in arguments.runs)]
     print_table(runs)
+    if arguments.markdown:
+        write_markdown(runs, arguments.markdown)
+        print(f"table: {arguments.markdown}")
     if arguments.plot:
         plot(runs, arguments.plot)
         print(f"loss curves: {arguments.plot}")
