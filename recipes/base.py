@@ -50,12 +50,14 @@ class Recipe(ABC):
 
     name: what `--fp8-recipe` calls it.
     formats: the values of its option `fp8_format`.
+    either_side: whether inputs and gradients are quantized alike: either may be the left one in wgrad.
     row_alignment: rows of two parts of a tensor that are a multiple of it can be quantized along the rows
         apart and concatenated, data and scales alike.
     """
 
     name: ClassVar[str]
     formats: ClassVar[tuple[str, ...]]
+    either_side: ClassVar[bool] = True
     row_alignment: ClassVar[int]
 
     fp8_format: str
@@ -125,6 +127,7 @@ class Recipe(ABC):
     ) -> Tensor:
         """left [M, T] @ right [T, N] contracted within each group -> [E, M, N] of out_dtype.
 
+        left is the gradient's transpose or, with `either_side`, the input's.
         A group without rows gives zeros. Both operands come from `quantize_groups`.
         """
 

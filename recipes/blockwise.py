@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mindspeed_lowp import ops
+from mindspeed_lowp.formats import HIF8
 from mindspeed_lowp.recipes.base import Operand, Role
 from mindspeed_lowp.recipes.fp32_scales import FP32ScalesRecipe
 
@@ -24,6 +25,7 @@ class BlockwiseRecipe(FP32ScalesRecipe):
     """
 
     name: ClassVar[str] = "blockwise"
+    either_side: ClassVar[bool] = False
     row_alignment: ClassVar[int] = BLOCK
     group_sizes: ClassVar[Sequence[int] | None] = (1, BLOCK, BLOCK)
 
@@ -44,18 +46,21 @@ class BlockwiseRecipe(FP32ScalesRecipe):
         return self._tiles(x, role) if role == "input" else self._blocks(x.mT, role).mT
 
     def _blocks(self, x: Tensor, role: Role) -> Operand:
-        return Operand(
-            *ops.dynamic_block_quant(
-                x, dst_type=self.element(role).npu_code, row_block_size=1, col_block_size=BLOCK
-            )
-        )
+        return self._quantize(x, role, rows=1)
 
     def _tiles(self, x: Tensor, role: Role) -> Operand:
-        return Operand(
-            *ops.dynamic_block_quant(
-                x, dst_type=self.element(role).npu_code, row_block_size=BLOCK, col_block_size=BLOCK
-            )
+        return self._quantize(x, role, rows=BLOCK)
+
+    def _quantize(self, x: Tensor, role: Role, rows: int) -> Operand:
+        info = self.element(role)
+        data, scale = ops.dynamic_block_quant(
+            x,
+            round_mode="round" if info is HIF8 else "rint",
+            dst_type=info.npu_code,
+            row_block_size=rows,
+            col_block_size=BLOCK,
         )
+        return Operand(data, scale + _broken(x))
 
     def quantize_groups(
         self, x: Tensor, role: Role, group_list: Tensor, axes: Sequence[int]
@@ -86,6 +91,14 @@ class BlockwiseRecipe(FP32ScalesRecipe):
 
     def slice_group(self, x: Operand, group: int, start: int, end: int) -> Operand:
         return Operand(x.data[start:end], x.scale[_scale_rows(group, start, end)])
+
+
+def _broken(x: Tensor) -> Tensor:
+    """NaN if x has a NaN or Inf, which the operator turns into numbers: it has to be seen. Else 0."""
+    if x.numel() == 0:
+        return x.new_zeros((), dtype=torch.float32)
+    low, high = x.aminmax()
+    return (low - low + (high - high)).float()
 
 
 def _scale_rows(group: int, start: int, end: int) -> slice:

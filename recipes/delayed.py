@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed_lowp.recipes.base import Operand, Role
-from mindspeed_lowp.recipes.per_tensor import PerTensorRecipe, quantize_by
+from mindspeed_lowp.recipes.per_tensor import PerTensorRecipe, amax_of, quantize_by
 
 ROLES: tuple[Role, ...] = ("input", "weight", "grad")
 AMAX_COMPUTE_ALGOS = ("most_recent", "max")
@@ -78,7 +78,7 @@ class DelayedRecipe(PerTensorRecipe):
     def quantize_matrix(self, x: Tensor, role: Role) -> Operand:
         history, column = self.history, ROLES.index(role)
         history.to(x.device)
-        now = x.abs().amax().float()
+        now = amax_of(x)
         history.current[column] = torch.maximum(history.current[column], now)
         past = history.past[:, column]
         known = past.max() if self.amax_compute_algo == "max" else past[0]

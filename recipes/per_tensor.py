@@ -85,6 +85,14 @@ class PerTensorRecipe(FP32ScalesRecipe):
         )
 
 
+def amax_of(x: Tensor) -> Tensor:
+    """The largest magnitude of x, fp32, []: 0 of nothing, NaN where there is one."""
+    if x.numel() == 0:
+        return x.new_zeros((), dtype=torch.float32)
+    low, high = x.aminmax()  # no copy of x
+    return torch.maximum(low.abs(), high.abs()).float()
+
+
 def quantize_by(amax: Tensor, x: Tensor, info: FormatInfo, target: float = 0.0) -> Operand:
     """Quantize x [M, N] with the scale that brings `amax` ([], fp32) to `target` (0: the format's maximum).
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from mindspeed_lowp import ops
 from mindspeed_lowp.formats import HIF8
 from mindspeed_lowp.recipes.base import Operand, Role
-from mindspeed_lowp.recipes.per_tensor import PerTensorRecipe, quantize_by
+from mindspeed_lowp.recipes.per_tensor import PerTensorRecipe, amax_of, quantize_by
 
 # HiFloat8 is most precise around 1 and loses mantissa bits away from it: its largest magnitudes are brought
 # here, where three bits are left, rather than to its largest value. Gradients spread wider.
@@ -37,7 +37,7 @@ class TensorwiseRecipe(PerTensorRecipe):
                 *ops.dynamic_quant(x, dst_type=info.npu_code, quant_mode="pertensor", dst_type_max=target)
             )
         # dynamic_quant takes 16-bit tensors only.
-        return quantize_by(x.abs().amax(), x, info, target)
+        return quantize_by(amax_of(x), x, info, target)
 
 
 @dataclass(frozen=True)

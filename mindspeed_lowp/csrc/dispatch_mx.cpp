@@ -34,7 +34,7 @@ using namespace lowp;
 LOWP_API void lowp_mx_quant(const void* x, uint8_t* y, uint8_t* scale, int64_t outer, int64_t n,
                             int64_t inner, int64_t block, float max_low_bound, int input, int format,
                             int round_mode, int scale_alg, float dst_type_max, int threads) {
-    ScaleRule rule{scale_alg, dst_type_max, max_low_bound};
+    MxScaleRule rule{scale_alg, dst_type_max, max_low_bound};
     Quant q{x, y, scale, nullptr, nullptr, outer, n, inner, block, input, format, round_mode, rule};
     prefer_huge_pages(y, code_bytes(q));
     if (inner == 1) {
@@ -49,7 +49,7 @@ LOWP_API void lowp_mx_quant(const void* x, uint8_t* y, uint8_t* scale, int64_t o
 LOWP_API void lowp_mx_quant_dual(const void* x, uint8_t* y, uint8_t* scale, uint8_t* y2, uint8_t* scale2,
                                  int64_t outer, int64_t rows, int64_t cols, int input, int format,
                                  int round_mode, int scale_alg, float dst_type_max, int threads) {
-    ScaleRule rule{scale_alg, dst_type_max, 0};
+    MxScaleRule rule{scale_alg, dst_type_max, 0};
     Quant q{x, y, scale, y2, scale2, outer, rows, cols, kBlock, input, format, round_mode, rule};
     prefer_huge_pages(y, code_bytes(q));
     prefer_huge_pages(y2, code_bytes(q));
@@ -60,7 +60,7 @@ LOWP_API void lowp_mx_quant_dual(const void* x, uint8_t* y, uint8_t* scale, uint
 LOWP_API void lowp_mx_quant_tiles(const void* x, uint8_t* y, uint8_t* scale, uint8_t* scale2, int64_t outer,
                                   int64_t rows, int64_t cols, int input, int format, int round_mode,
                                   int scale_alg, float dst_type_max, int threads) {
-    ScaleRule rule{scale_alg, dst_type_max, 0};
+    MxScaleRule rule{scale_alg, dst_type_max, 0};
     Quant q{x, y, scale, nullptr, scale2, outer, rows, cols, kBlock, input, format, round_mode, rule};
     prefer_huge_pages(y, code_bytes(q));
     run_pairs(q, active->mx.quant_tiles, threads);
@@ -71,7 +71,7 @@ LOWP_API void lowp_mx_quant_tiles(const void* x, uint8_t* y, uint8_t* scale, uin
 LOWP_API void lowp_mx_quant_grouped(const void* x, uint8_t* y, uint8_t* scale, const int64_t* ends,
                                     int64_t groups, int64_t rows, int64_t cols, int input, int format,
                                     int round_mode, int scale_alg, float dst_type_max, int threads) {
-    ScaleRule rule{scale_alg, dst_type_max, 0};
+    MxScaleRule rule{scale_alg, dst_type_max, 0};
     Quant q{x, y, scale, nullptr, nullptr, 1, rows, cols, kBlock, input, format, round_mode, rule};
     prefer_huge_pages(y, code_bytes(q));
     int64_t chunks = ceil_div(cols, kChunk), pairs = 0;

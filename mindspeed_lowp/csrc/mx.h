@@ -14,7 +14,7 @@ constexpr int64_t kPair = 2 * kBlock;  // two blocks' scales stand side by side
 constexpr int64_t kChunk = 2048;       // most columns of one task; a multiple of kPair
 
 // How a block's scale follows from its largest magnitude.
-struct ScaleRule {
+struct MxScaleRule {
     int alg;          // scale_alg of torch_npu
     float limit;      // of FP4: the value that the largest magnitude is scaled to by alg 2
     float low_bound;  // of alg 1: what the largest magnitude is raised to
@@ -33,7 +33,7 @@ struct Quant {
     int64_t outer, n, inner;
     int64_t block;  // elements that share a scale: a multiple of kBlock up to kChunk / 2
     int input, format, round_mode;
-    ScaleRule rule;
+    MxScaleRule rule;
 };
 
 // Up to two blocks of rows of a matrix, quantized along the rows: one row of scales.

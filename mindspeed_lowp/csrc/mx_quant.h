@@ -18,7 +18,7 @@ struct FP8 {
 
 // The scale byte for a block whose largest magnitude is `amax` (bit pattern of input type In).
 template <class In, class Out>
-uint8_t scale_byte(typename In::Bits amax, FP8<Out>, ScaleRule rule) {
+uint8_t scale_byte(typename In::Bits amax, FP8<Out>, MxScaleRule rule) {
     float value = In::value(amax);
     int32_t byte;
     if (rule.alg == 0) {
@@ -160,7 +160,7 @@ INLINE void prefetch(const Bits* x, const uint8_t* y) {
 // `per_scale` times kBlock elements share a scale. The line to be worked on next lies `ahead` elements on.
 template <class In, class Codec>
 void quant_line(const typename In::Bits* x, uint8_t* y, uint8_t* scale, int64_t count, int64_t ahead,
-                int64_t per_scale, const Codec& codec, ScaleRule rule) {
+                int64_t per_scale, const Codec& codec, MxScaleRule rule) {
     int64_t whole = count / kBlock, rest = count % kBlock, blocks = whole + (rest > 0);
     typename In::Bits amax[kChunk / kBlock];
     for (int64_t b = 0; b < whole; b++) amax[b] = largest<In>(x + b * kBlock, kBlock);

@@ -53,7 +53,7 @@ struct FP4 {
 };
 
 template <class In>
-uint8_t scale_byte(typename In::Bits amax, const FP4& codec, ScaleRule rule) {
+uint8_t scale_byte(typename In::Bits amax, const FP4& codec, MxScaleRule rule) {
     uint32_t u = bits(In::value(amax));
     int32_t byte;
     if (rule.alg == 0) {

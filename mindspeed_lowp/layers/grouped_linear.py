@@ -137,7 +137,9 @@ class _StackedWeights:
     def gradients(
         recipe: Recipe, x: Operand, g: Operand, group_list: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor]:
-        return (recipe.grouped_wgrad(x.mT, g, group_list, dtype),)
+        if recipe.either_side:
+            return (recipe.grouped_wgrad(x.mT, g, group_list, dtype),)
+        return (recipe.grouped_wgrad(g.mT, x, group_list, dtype).mT.contiguous(),)
 
     @staticmethod
     def add_to_main_grads(
@@ -149,12 +151,18 @@ class _StackedWeights:
         counts: Sequence[int],
     ) -> tuple[Tensor | None]:
         (weight,) = parameters
-        grad = add_to_main_grad(
-            weight,
-            lambda acc: recipe.grouped_wgrad_add_(acc, x.mT, g, group_list),
-            lambda dtype: recipe.grouped_wgrad(x.mT, g, group_list, dtype),
-        )
-        return (grad,)
+
+        def add_(acc: Tensor) -> None:
+            if recipe.either_side:
+                recipe.grouped_wgrad_add_(acc, x.mT, g, group_list)
+            else:
+                acc += compute(acc.dtype)
+
+        def compute(dtype: torch.dtype) -> Tensor:
+            (grad,) = _StackedWeights.gradients(recipe, x, g, group_list, dtype)
+            return grad
+
+        return (add_to_main_grad(weight, add_, compute),)
 
 
 class _SeparateWeights:

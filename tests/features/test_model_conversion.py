@@ -77,9 +77,9 @@ def test_recipe_follows_the_flags(convert, flags, defer, operands):
 
 def test_mindspeeds_own_model_conversion_is_left_alone(convert, monkeypatch):
     monkeypatch.setattr(model_conversion, "MINDSPEED_IS_HOST", True)
-    assert convert(fp8="hif8", fp8_recipe="tensorwise") is None  # neither is a recipe of ours
-    with pytest.raises(SystemExit, match=r"error: --fp8-.*tensorwise.*accepted: mxfp8"):
-        convert("--lowp-filter-fqns mlp", fp8_recipe="tensorwise", lowp_filter_fqns=["mlp"])
+    assert convert(fp8="e4m3", fp8_recipe="its-own") is None  # no recipe of ours
+    with pytest.raises(SystemExit, match=r"error: --fp8-.*its-own.*accepted: mxfp8"):
+        convert("--lowp-filter-fqns mlp", fp8_recipe="its-own", lowp_filter_fqns=["mlp"])
 
 
 def test_a_run_without_fp8_is_left_alone(convert):
