@@ -73,7 +73,9 @@ INLINE void encode_any(const typename In::Bits* x, uint8_t* y, int64_t count, co
 // Whether encode_bf16 can serve a block. Between these scale bytes the sums neither overflow nor depend on
 // subnormals; a block of zeros is served with any scale.
 constexpr uint8_t kLowest = 32, kHighest = 216;
-bool ordinary(uint16_t amax, uint8_t byte) { return byte <= kHighest && (byte >= kLowest || amax == 0); }
+bool ordinary(uint16_t amax, uint8_t byte) {  // in this form, for the usual case is one comparison then
+    return (byte >= kLowest && byte <= kHighest) || (amax == 0 && byte <= kHighest);
+}
 
 // The bf16 that becomes Out's smallest normal number by an ordinary block's scale.
 template <class Out>
@@ -156,6 +158,16 @@ INLINE void prefetch(const Bits* x, const uint8_t* y) {
     __builtin_prefetch(y, 1);
 }
 
+// The largest magnitude of each `per_scale` blocks, for all of them.
+template <class In>
+void share_largest(typename In::Bits* amax, int64_t blocks, int64_t per_scale) {
+    for (int64_t first = 0; first < blocks; first += per_scale) {
+        int64_t last = min(first + per_scale, blocks);
+        auto shared = largest<In>(amax + first, last - first);
+        for (int64_t b = first; b < last; b++) amax[b] = shared;
+    }
+}
+
 // Blocks along at most kChunk contiguous elements; the scales of an odd number of blocks are padded with 0.
 // `per_scale` times kBlock elements share a scale. The line to be worked on next lies `ahead` elements on.
 template <class In, class Codec>
@@ -165,19 +177,13 @@ void quant_line(const typename In::Bits* x, uint8_t* y, uint8_t* scale, int64_t 
     typename In::Bits amax[kChunk / kBlock];
     for (int64_t b = 0; b < whole; b++) amax[b] = largest<In>(x + b * kBlock, kBlock);
     if (rest) amax[whole] = largest<In>(x + whole * kBlock, rest);
-    int64_t scales = blocks;
-    uint8_t each[kChunk / kBlock], *bytes = scale;
-    if (per_scale > 1) {
-        for (int64_t b = 0; b < blocks; b += per_scale) {
-            int64_t last = min(b + per_scale, blocks);
-            auto shared = largest<In>(amax + b, last - b);
-            for (int64_t i = b; i < last; i++) amax[i] = shared;
-        }
-        scales = (blocks + per_scale - 1) / per_scale;
-        bytes = each;
-    }
+    if (per_scale > 1) share_largest<In>(amax, blocks, per_scale);
+    uint8_t bytes[kChunk / kBlock];
     for (int64_t b = 0; b < blocks; b++) bytes[b] = scale_byte<In>(amax[b], codec, rule);
-    if (per_scale > 1)
+    int64_t scales = (blocks + per_scale - 1) / per_scale;
+    if (per_scale == 1)
+        memcpy(scale, bytes, blocks);
+    else
         for (int64_t s = 0; s < scales; s++) scale[s] = bytes[s * per_scale];
     if (scales % 2) scale[scales] = 0;
     for (int64_t b = 0; b < whole; b++) {
