@@ -10,7 +10,7 @@ namespace {
 
 // How a scale follows from the largest magnitude: amax / largest or amax times the reciprocal of largest
 // (they round differently), not above `most`.
-struct ScaleRule {
+struct AmaxScale {
     float largest, most;
     int by_reciprocal;
 
@@ -82,8 +82,7 @@ using namespace lowp;
 LOWP_API void lowp_quant_tiles(const void* x, uint8_t* y, float* scale, int64_t batch, int64_t rows,
                                int64_t cols, int64_t tile_rows, int64_t tile_cols, float largest, float most,
                                int input, int format, int threads) {
-    Elements e{x, y, input, format};
-    ScaleRule rule{largest, most, 0};
+    AmaxScale rule{largest, most, 0};
     int64_t bands = ceil_div(rows, tile_rows), tiles = ceil_div(cols, tile_cols);
     prefer_huge_pages(y, batch * rows * cols);
     parallel(batch * bands, batch * rows * cols, threads, [&](int64_t first, int64_t last) {
@@ -105,7 +104,7 @@ LOWP_API void lowp_quant_tokens(const void* x, const float* smooth, const int64_
                                 float* scale, int64_t rows, int64_t cols, float largest, int input,
                                 int format, int threads) {
     Elements e{x, y, input, format};
-    ScaleRule rule{largest, __builtin_inff(), 1};
+    AmaxScale rule{largest, __builtin_inff(), 1};
     Smooth factors{smooth, ends, cols};
     prefer_huge_pages(y, rows * cols);
     parallel(rows, rows * cols, threads, [&](int64_t first, int64_t last) {
@@ -142,7 +141,7 @@ LOWP_API void lowp_quant_tensor(const void* x, const float* smooth, uint8_t* y, 
         parallel(n, n, threads, [&](int64_t first, int64_t last) {
             raise(active->scaled.amax(x, Tile{first, 1, last - first, n}, input, 0));
         });
-    *scale = ScaleRule{largest, __builtin_inff(), 1}(amax);
+    *scale = AmaxScale{largest, __builtin_inff(), 1}(amax);
     if (!smooth) return encode_all(e, n, *scale, threads);
     parallel(rows, n, threads, [&](int64_t first, int64_t last) {
         for (int64_t r = first; r < last; r++) encode_products(e, r * cols, cols, smooth, *scale);
@@ -153,7 +152,7 @@ LOWP_API void lowp_quant_tensor(const void* x, const float* smooth, uint8_t* y, 
 LOWP_API void lowp_quant_channels(const void* x, const float* smooth, uint8_t* y, float* scale, int64_t batch,
                                   int64_t rows, int64_t cols, float largest, int input, int format,
                                   int threads) {
-    ScaleRule rule{largest, __builtin_inff(), 1};
+    AmaxScale rule{largest, __builtin_inff(), 1};
     int64_t chunks = ceil_div(cols, kLine);
     prefer_huge_pages(y, batch * rows * cols);
     parallel(batch * chunks, batch * rows * cols, threads, [&](int64_t first, int64_t last) {
