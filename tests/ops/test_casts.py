@@ -150,7 +150,7 @@ def level(request):
 @pytest.mark.skipif(not kernels.available(), reason="the C++ kernels are not built")
 @pytest.mark.parametrize("dtype", FLOATS_AND_FP32)
 @pytest.mark.parametrize("info", EVERY_FORMAT)
-def test_kernels_equal_the_reference(level, info, dtype):
+def test_kernels_equal_the_specification(level, info, dtype):
     samples = [wide_range(shape, dtype) for shape in ((2,), (3, 70), (5, 3, 1026), (0, 4), (4, 0))]
     samples.append(normal((64, 2048), dtype).t())
     samples.append(torch.nn.functional.pad(normal((7, 38), dtype), (1, 3))[:, 1:-1])  # misaligned rows

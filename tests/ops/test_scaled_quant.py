@@ -238,7 +238,7 @@ def layouts(x: Tensor) -> list[Tensor]:
 @needs_kernels
 @pytest.mark.parametrize("info", FORMATS)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_dynamic_quant_kernels_equal_the_reference(level, dtype, info):
+def test_dynamic_quant_kernels_equal_the_specification(level, dtype, info):
     for shape in SHAPES:
         sample = with_specials(wide_range(shape, dtype))
         for x in layouts(sample) if sample.numel() else [sample]:
@@ -254,7 +254,7 @@ def test_dynamic_quant_kernels_equal_the_reference(level, dtype, info):
 @needs_kernels
 @pytest.mark.parametrize("info", FORMATS)
 @pytest.mark.parametrize("dtype", FLOATS_AND_FP32)
-def test_block_and_static_kernels_equal_the_reference(level, dtype, info):
+def test_block_and_static_kernels_equal_the_specification(level, dtype, info):
     for shape in ((3, 70), (2, 130, 260), (64, 513), (0, 5), (5, 0)):
         sample = with_specials(wide_range(shape, dtype))
         for x in layouts(sample) if sample.numel() else [sample]:
