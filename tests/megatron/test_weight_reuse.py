@@ -16,6 +16,7 @@ GROUPED = " ".join(MOE)
 EVALUATE = " --eval-interval 2 --eval-iters 2"
 OVERLAP = " --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
 PIPELINE = " --num-layers 4 --pipeline-model-parallel-size 2"
+ENGINE = " --transformer-impl transformer_engine"
 
 # Weights: four linears a layer; of experts two in attention and two for each of the four.
 VARIANTS = {
@@ -25,7 +26,7 @@ VARIANTS = {
     "sgd": ("--bf16", f" --optimizer sgd {GROUPED}" + FULL, 1, 20),
     "gather": ("--bf16", f" --use-distributed-optimizer --recompute-activations {SEQUENTIAL}", 2, 20),
     "overlapped-gather": ("--bf16", f"{OVERLAP} {GROUPED}" + EVALUATE, 2, 20),
-    "pipeline": ("", OVERLAP + PIPELINE, 2, 8),
+    "pipeline": ("", OVERLAP + PIPELINE + ENGINE, 2, 8),
 }
 
 
