@@ -8,6 +8,7 @@ it and falls back to PyTorch.
 
 import os
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 
 from setuptools import Extension, setup
@@ -26,23 +27,28 @@ if platform.machine().lower() in ("x86_64", "amd64"):
 
 
 class BuildKernels(build_ext):
-    """Compiles kernels.cpp once for each level; one that the compiler does not know is left out."""
+    """Compiles kernels.cpp once for each level, side by side; one unknown to the compiler is left out."""
 
     def build_extension(self, ext):
-        for level, flags in LEVELS.items():
+        with ThreadPoolExecutor() as pool:
+            objects = {level: pool.submit(self.compile_level, level, ext.depends) for level in LEVELS}
+        for level, compiled in objects.items():
             try:
-                ext.extra_objects += self.compiler.compile(
-                    [f"{CSRC}/kernels.cpp"],
-                    output_dir=os.path.join(self.build_temp, level),
-                    macros=[("LOWP_LEVEL", level)],
-                    extra_postargs=FLAGS + flags,
-                    depends=ext.depends,
-                )
+                ext.extra_objects += compiled.result()
                 ext.define_macros.append((f"LOWP_HAVE_{level}", "1"))
             except CompileError:
                 if level == "base":
                     raise
         super().build_extension(ext)
+
+    def compile_level(self, level, depends):
+        return self.compiler.compile(
+            [f"{CSRC}/kernels.cpp"],
+            output_dir=os.path.join(self.build_temp, level),
+            macros=[("LOWP_LEVEL", level)],
+            extra_postargs=FLAGS + LEVELS[level],
+            depends=depends,
+        )
 
 
 setup(
