@@ -103,12 +103,6 @@ class TELinear(WithRecipe, torch.nn.Module):
     def backward_dw(self) -> None:
         """Nothing is left to do: weight gradients are computed with the rest of backward."""
 
-    def get_extra_state(self) -> None:
-        """Transformer Engine keeps one; checkpoints have the key, and it stays empty."""
-
-    def set_extra_state(self, state: object) -> None:
-        """Another implementation's state means nothing here."""
-
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None
     ) -> dict:

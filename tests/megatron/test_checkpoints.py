@@ -1,4 +1,4 @@
-"""Checkpoints of MXFP8 training: resumed to the bit, and exchanged with other kinds of layers."""
+"""Checkpoints of low-precision training: resumed to the bit, and exchanged with other kinds of layers."""
 
 import pytest
 import torch
@@ -6,6 +6,9 @@ import torch
 from ..trainer import MOE, MXFP8, succeeded, train
 
 DEFER = ["--mxfp8-defer-backward-quant"]
+DELAYED = ["--fp8-format", "hybrid", "--fp8-recipe", "delayed"]
+DELAYED += ["--fp8-amax-history-len", "4", "--fp8-amax-compute-algo", "max"]
+EVALUATION = ["--eval-interval", "3", "--eval-iters", "2"]  # whose magnitudes must not count
 SEQUENTIAL = [flag for flag in MOE if flag != "--moe-grouped-gemm"]
 SAVE = ["--save", "checkpoint", "--save-interval", "3"]
 LOAD = ["--load", "checkpoint"]
@@ -28,6 +31,20 @@ def test_resumed_training_is_the_same_to_the_bit(tmp_path, flags):
     assert len(through.losses) == 6 and resumed.losses == through.losses[3:]
     for name, parameter in through.last.items():
         assert torch.equal(parameter, resumed.last[name]), name
+
+
+@pytest.mark.parametrize("experts", [[], MOE], ids=["dense", "moe"])
+def test_the_history_of_delayed_scaling_is_resumed_too(tmp_path, experts):
+    flags = [*DELAYED, *experts, *EVALUATION]
+    through = start(tmp_path, flags)
+    [resumed] = succeeded(train(tmp_path, [*flags, "--train-iters", "6", *LOAD]))
+    assert resumed.losses == through.losses[3:]
+    for name, parameter in through.last.items():
+        assert torch.equal(parameter, resumed.last[name]), name
+    # The history counts: without it the same checkpoint goes on otherwise.
+    tensorwise = ["--fp8-format", "hybrid", "--fp8-recipe", "tensorwise", *experts, *EVALUATION]
+    [other] = succeeded(train(tmp_path, [*tensorwise, "--train-iters", "6", *LOAD]))
+    assert other.losses != resumed.losses
 
 
 def test_a_bf16_checkpoint_continues_in_mxfp8_and_back(tmp_path):
