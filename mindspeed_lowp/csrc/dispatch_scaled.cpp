@@ -153,21 +153,27 @@ LOWP_API void lowp_quant_channels(const void* x, const float* smooth, uint8_t* y
                                   int64_t rows, int64_t cols, float largest, int input, int format,
                                   int threads) {
     AmaxScale rule{largest, __builtin_inff(), 1};
-    int64_t chunks = ceil_div(cols, kLine);
+    constexpr int64_t kColumns = 4 * kLine;  // of one task: a page of each row
+    int64_t chunks = ceil_div(cols, kColumns);
     prefer_huge_pages(y, batch * rows * cols);
     parallel(batch * chunks, batch * rows * cols, threads, [&](int64_t first, int64_t last) {
         Filled none(-0.0f), factor(1.0f);
         for (int64_t t = first; t < last; t++) {
-            int64_t b = t / chunks, col = t % chunks * kLine, count = std::min(kLine, cols - col);
+            int64_t b = t / chunks, col = t % chunks * kColumns, count = std::min(kColumns, cols - col);
             float* scales = scale + b * cols + col;
-            auto line = [&](int64_t r) { return Tile{(b * rows + r) * cols + col, 1, count, cols}; };
-            uint32_t amax[kLine] = {};
-            for (int64_t r = 0; r < rows; r++)
-                active->scaled.raise_columns(x, line(r), smooth ? smooth[r] : 1.0f, amax, input);
+            uint32_t amax[kColumns] = {};
+            for (int64_t r = 0; r < rows; r++) {
+                Tile line{(b * rows + r) * cols + col, 1, count, cols};
+                active->scaled.raise_columns(x, line, smooth ? smooth[r] : 1.0f, amax, input);
+            }
             for (int64_t c = 0; c < count; c++) scales[c] = rule(amax[c]);
             for (int64_t r = 0; r < rows; r++) {
-                if (smooth) std::fill(factor.value, factor.value + count, smooth[r]);
-                active->scaled.encode_each(x, y, line(r), factor.value, scales, none.value, 1, input, format);
+                if (smooth) std::fill(factor.value, factor.value + kLine, smooth[r]);
+                for (int64_t c = 0; c < count; c += kLine) {
+                    Tile segment{(b * rows + r) * cols + col + c, 1, std::min(kLine, count - c), cols};
+                    active->scaled.encode_each(x, y, segment, factor.value, scales + c, none.value, 1, input,
+                                               format);
+                }
             }
         }
     });
