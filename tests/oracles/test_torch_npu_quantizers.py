@@ -15,6 +15,7 @@ from mindspeed_lowp import ops
 from mindspeed_lowp.ops import npu
 from tests.oracles.test_torch_npu_wheel import npu_call, torch_npu  # noqa: F401 (a fixture)
 
+FP32 = torch.float32
 FP8, FP4 = [23, 24, 291, 292, torch.float8_e4m3fn, torch.float8_e5m2], [296, 297, torch.float4_e2m1fn_x2]
 OTHER_CODES = [1, 290, 293, 7, 1000]
 MATRICES = [(70, 40), (64, 128), (33, 66), (1, 2), (37, 1), (0, 64), (64, 0)]
@@ -79,12 +80,60 @@ def backwards(r):
     }
 
 
+EIGHT_BITS, NOT_EIGHT_BITS = [1, 290, *FP8], [0, 7, 293, 296, 297, 1000]
+
+
+def dynamic(r):
+    x, mode = draw_x(r, MATRICES + MORE_DIMENSIONS), r.choice(["pertoken", "perchannel", "pertensor"])
+    code = draw(r, EIGHT_BITS, NOT_EIGHT_BITS)
+    arguments = {
+        "dst_type": code,
+        "quant_mode": draw(r, [mode], ["pergroup"]),
+        "dst_type_max": draw(r, [0.0, 15.0] if code == 290 else [0.0], [-1.0, 224.0]),
+    }
+    if r.random() < 0.3 and x.dim() > 1:
+        groups = r.random() < 0.3
+        length = x.shape[-2 if mode == "perchannel" else -1]
+        shape = draw(r, [(3, length) if groups else (length,)], [(1,), (length + 1,)])
+        arguments["smooth_scales"] = tensor(shape, draw(r, [x.dtype], [FP32]))
+        if groups:
+            arguments["group_index"] = tensor((3,), draw(r, [torch.int32, torch.int64], [FP32]))
+    return [x], arguments
+
+
+def tiles(r):
+    code = draw(r, EIGHT_BITS, NOT_EIGHT_BITS)
+    return [draw_x(r, [*MATRICES, (2, 40, 64), (3, 130, 257)])], {
+        "min_scale": draw(r, [0.0, 0.1], [-1.0]),
+        "round_mode": draw(r, ["round" if code == 290 else "rint"], ["floor"]),
+        "dst_type": code,
+        "row_block_size": draw(r, [1, 128, 256, 512], [2, 0]),
+        "col_block_size": draw(r, [64, 128, 192, 256], [100, 0]),
+        "dst_type_max": draw(r, [0.0, 15.0] if code == 290 else [0.0], [-1.0]),
+    }
+
+
+def given_scales(r):
+    x = draw_x(r, [*MATRICES, *MORE_DIMENSIONS, (64,)])
+    divide = r.random() < 0.5
+    axis = r.choice([-1, -2] if x.dim() > 1 else [-1])
+    length = x.shape[axis] if x.dim() else 1
+    shape = draw(r, [(1,), (length,)], [(length + 1,), (2, 2)])
+    dtype = draw(r, [FP32 if divide else x.dtype], [torch.float16])
+    zeros = draw(r, [None, tensor(shape, dtype)], [tensor((7,), dtype)])
+    code = draw(r, EIGHT_BITS, NOT_EIGHT_BITS)
+    return [x, tensor(shape, dtype), zeros], {"dtype": code, "axis": draw(r, [axis], [9]), "div_mode": divide}
+
+
 DRAW: dict[str, Callable[[random.Random], tuple[list, dict[str, Any]]]] = {
     "dynamic_mx_quant": one_axis,
     "dynamic_mx_quant_with_dual_axis": two_axes,
     "dynamic_block_mx_quant": two_axes,
     "grouped_dynamic_mx_quant": grouped,
     "anti_mx_quant": backwards,
+    "dynamic_quant": dynamic,
+    "dynamic_block_quant": tiles,
+    "quantize": given_scales,
 }
 
 
@@ -110,7 +159,7 @@ def test_shapes_and_dtypes_are_the_wheels_and_what_it_refuses_is_refused(name, t
     refused = accepted = 0
     for _ in range(600):
         tensors, arguments = DRAW[name](r)
-        shown = [(tuple(t.shape), t.dtype) for t in tensors], arguments
+        shown = [t if t is None else (tuple(t.shape), t.dtype) for t in tensors], arguments
         try:
             expected = layout(theirs(*tensors, **arguments))
         except (RuntimeError, IndexError, ValueError, TypeError):
