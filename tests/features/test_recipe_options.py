@@ -77,3 +77,34 @@ def test_nothing_to_defer(stops, flag):
     assert stops(f"{HISTORY} {flag}") == f"{start}history: set --fp8-recipe mxfp8"
     message = stops(f"--bf16 --fp8-format e4m3 --fp8-recipe one-copy {flag}")
     assert message.startswith(f"{start}one-copy: one copy of a weight serves both axes there")
+
+
+@pytest.mark.parametrize("flags", ["--fp8-recipe hif8", "--fp8-format hif8 --fp8-recipe tensorwise"])
+def test_two_ways_to_ask_for_hifloat8_are_one(parse, flags):
+    recipe = recipe_of(parse(f"--bf16 {flags}"))
+    assert (recipe.name, recipe.fp8_format) == ("hif8", "hif8")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--fp8-format hif8 --fp8-recipe mxfp8", "--fp8-format hif8: the recipe mxfp8 takes e4m3 or "),
+        ("--fp8-format hif8", "--fp8-format hif8: the recipe delayed (Megatron's default) takes e4m3"),
+        ("--fp8-format e4m3 --fp8-recipe hif8", "--fp8-format e4m3: the recipe hif8 takes hif8; for e4m3"),
+        (
+            "--fp8-format e4m3 --fp8-recipe delayed --first-last-layers-bf16",
+            "--first-last-layers-bf16 cannot be used with --fp8-recipe delayed; accepted: mxfp8, ",
+        ),
+        (
+            "--fp8-format e4m3 --fp8-recipe tensorwise --fp8-amax-history-len 4",
+            "--fp8-amax-history-len cannot be used with --fp8-recipe tensorwise: it belongs to ",
+        ),
+        (
+            "--fp8-format e4m3 --fp8-recipe mxfp8-32x32 --mxfp8-defer-backward-quant",
+            "--mxfp8-defer-backward-quant works with the recipe mxfp8 only, not with mxfp8-32x32: one copy ",
+        ),
+        ("--fp8-format e4m3 --fp8-recipe hif9", "--fp8-recipe hif9: no such recipe here; did you mean "),
+    ],
+)
+def test_combinations_that_cannot_be(stops, flags, message):
+    assert stops(f"--bf16 {flags}").startswith(f"error: {message}")
