@@ -65,7 +65,7 @@ class Table:
     def markdown(self) -> str:
         lines = [f"| {' | '.join(cells)} |" for cells in [("", *self.columns), *self.rows]]
         lines.insert(1, f"|---{'|--:' * len(self.columns)}|")
-        return "\n".join([f"## {self.title[0].upper()}{self.title[1:]}", "", *lines, ""])
+        return "\n".join([f"## {self.title}", "", *lines, ""])
 
 
 def verdict(figure: float, limit: float) -> str:
@@ -128,9 +128,6 @@ def operators(x: Tensor) -> dict[str, Callable[[], object]]:
         "dynamic_block_mx_quant": lambda: ops.dynamic_block_mx_quant(x, dst_type=E4M3),
         "dynamic_block_mx_quant, E2M1": lambda: ops.dynamic_block_mx_quant(x, dst_type=E2M1),
         "grouped_dynamic_mx_quant, 8 groups": lambda: ops.grouped_dynamic_mx_quant(x, ends, dst_type=E4M3),
-        "dynamic_mx_quant axis=-1, E2M1": lambda: ops.dynamic_mx_quant(x),
-        "dynamic_mx_quant_with_dual_axis, E2M1": lambda: ops.dynamic_mx_quant_with_dual_axis(x),
-        "dynamic_block_mx_quant": lambda: ops.dynamic_block_mx_quant(x, dst_type=E4M3),
         "anti_mx_quant axis=-1 to bf16": anti(last, last_scale, -1, torch.bfloat16),
         "anti_mx_quant axis=-2 to bf16": anti(second, second_scale, -2, torch.bfloat16),
         "anti_mx_quant axis=-1 to fp32": anti(last, last_scale, -1, torch.float32),

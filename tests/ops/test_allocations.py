@@ -14,6 +14,7 @@ from tests.ops.data import normal
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="the C++ kernels are not built")
 
 E4M3 = torch.float8_e4m3fn
+SCALE = torch.tensor([0.5])
 
 
 def groups_of(x: Tensor) -> Tensor:
@@ -29,6 +30,11 @@ QUANTIZERS = {
     "dynamic_mx_quant_with_dual_axis, FP4": lambda x: ops.dynamic_mx_quant_with_dual_axis(x, dst_type=296),
     "dynamic_block_mx_quant": lambda x: ops.dynamic_block_mx_quant(x, dst_type=E4M3),
     "grouped_dynamic_mx_quant": lambda x: ops.grouped_dynamic_mx_quant(x, groups_of(x), dst_type=E4M3),
+    "dynamic_quant, pertensor": lambda x: ops.dynamic_quant(x, dst_type=290, quant_mode="pertensor"),
+    "dynamic_quant, pertoken": lambda x: ops.dynamic_quant(x, dst_type=E4M3),
+    "dynamic_quant, perchannel": lambda x: ops.dynamic_quant(x, dst_type=E4M3, quant_mode="perchannel"),
+    "dynamic_block_quant": lambda x: ops.dynamic_block_quant(x, dst_type=E4M3, row_block_size=128),
+    "quantize": lambda x: (ops.quantize(x, SCALE, None, 290),),
     "quant_dequant_mxfp4": lambda x: (ops.quant_dequant_mxfp4(x),),
     "cast_hifloat8": lambda x: (ops.cast_hifloat8(x),),
     "cast_e2m1": lambda x: (ops.cast_e2m1(x),),

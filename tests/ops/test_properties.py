@@ -38,6 +38,14 @@ CASTS = {
 }
 
 
+LAYOUTS = {
+    "transposed": lambda x: x.t().contiguous().t(),
+    "wider": lambda x: torch.nn.functional.pad(x, (3, 6))[:, 3:-6],
+    "strided": lambda x: x.repeat_interleave(2, dim=1)[:, ::2],
+    "misaligned": lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
+}
+
+
 @st.composite
 def matrices(draw, rows=ROWS, columns=COLUMNS, lowest=0, highest=254, dtype=None) -> Tensor:
     """Finite numbers whose exponents lie in a band that is drawn as well, from one binade to all of them."""
@@ -128,6 +136,51 @@ def test_casts_are_monotonic(name, x):
     decoded = decode(cast(x[: len(x) // 2 * 2]))
     decoded = decoded[decoded.isfinite()]  # E8M0's NaN, from 2 ** 127.5 on
     assert (decoded.diff() >= 0).all()
+
+
+SCALED = {
+    **{
+        f"dynamic_quant {mode} {code}": lambda x, mode=mode, code=code: ops.dynamic_quant(
+            x, dst_type=code, quant_mode=mode
+        )
+        for mode in ("pertensor", "pertoken", "perchannel")
+        for code in (1, 290, 291, 292)
+    },
+    **{
+        f"dynamic_block_quant {rows} {code}": lambda x, rows=rows, code=code: ops.dynamic_block_quant(
+            x, dst_type=code, row_block_size=rows, round_mode="round" if code == 290 else "rint"
+        )
+        for rows in (1, 128)
+        for code in (1, 290, 291, 292)
+    },
+}
+
+
+def decoded(codes: Tensor) -> Tensor:
+    return ops.decode_hifloat8(codes) if codes.dtype == torch.uint8 else codes.float()
+
+
+@pytest.mark.parametrize("name", SCALED)
+@given(x=matrices(dtype=torch.bfloat16, highest=250))
+def test_quantizers_with_fp32_scales_are_symmetric_and_depend_on_no_layout(name, x):
+    codes, scale = SCALED[name](x)
+    negative, same_scale = SCALED[name](-x)
+    assert_same_bytes(same_scale, scale)
+    assert torch.equal(decoded(negative), -decoded(codes))
+    for view in LAYOUTS.values():
+        assert_all_same(SCALED[name](view(x)), (codes, scale))
+
+
+@pytest.mark.parametrize("code", [1, 290, 291, 292])
+@given(x=matrices(dtype=torch.bfloat16), rows=st.permutations(range(ROWS)))
+def test_scales_of_tokens_go_with_their_rows(code, x, rows):
+    codes, scale = ops.dynamic_quant(x, dst_type=code)
+    assert_all_same(ops.dynamic_quant(x[rows], dst_type=code), (codes[rows], scale[rows]))
+    codes, scale = ops.dynamic_quant(x.t(), dst_type=code, quant_mode="perchannel")
+    assert_all_same(
+        ops.dynamic_quant(x[rows].t(), dst_type=code, quant_mode="perchannel"),
+        (codes[:, rows].contiguous(), scale[rows]),
+    )
 
 
 # ---- powers of two ----
@@ -260,12 +313,6 @@ def test_scale_rows_between_groups_never_reach_a_result(how, x, counts, poison):
     assert_same_bytes(product.nan_to_num(), clean.nan_to_num())
 
 
-LAYOUTS = {
-    "transposed": lambda x: x.t().contiguous().t(),
-    "wider": lambda x: torch.nn.functional.pad(x, (3, 6))[:, 3:-6],
-    "strided": lambda x: x.repeat_interleave(2, dim=1)[:, ::2],
-    "misaligned": lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
-}
 GROUPS = torch.tensor([10, 10, 64])
 OPERATORS = {
     "dynamic_mx_quant, last axis": lambda x, how: ops.dynamic_mx_quant(x, **how),
@@ -310,6 +357,22 @@ def test_nan_and_inf_give_nan_in_their_block_alone(how, axis, x, bad, row, colum
         expected[row // 32 * 32 :, column][:32] = torch.nan
     y, mxscale = ops.dynamic_mx_quant(x, axis=axis, **how)
     actual = values(y, mxscale, axis, how)
+    assert torch.equal(actual.isnan(), expected.isnan())
+    assert_same_bytes(actual.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize("code", [1, 290, 291, 292])
+@given(x=matrices(dtype=torch.bfloat16, lowest=20, highest=250), bad=BAD, row=st.integers(0, ROWS - 1))
+def test_nan_and_inf_give_nan_in_their_token_alone(code, x, bad, row):
+    def products(x: Tensor) -> Tensor:
+        codes, scale = ops.dynamic_quant(x, dst_type=code)
+        return decoded(codes) * scale[:, None]
+
+    expected = products(x)
+    assert expected.isfinite().all()
+    x[row, 5] = bad
+    expected[row] = torch.nan
+    actual = products(x)
     assert torch.equal(actual.isnan(), expected.isnan())
     assert_same_bytes(actual.nan_to_num(), expected.nan_to_num())
 
