@@ -237,7 +237,7 @@ template <class In>
 INLINE const typename In::Bits* flushed(const typename In::Bits* x, int64_t count, uint8_t byte,
                                         typename In::Bits* line) {
     if constexpr (!is_bf16<In>) return x;
-    int16_t least = max<int16_t>(0x7F, int16_t((byte - 134) << 7));
+    int16_t least = max<int16_t>(0x7F, int16_t((byte - 134) * 128));
     for (int64_t i = 0; i < count; i++) {
         int16_t a = int16_t(x[i] & 0x7FFF);
         line[i] = typename In::Bits((x[i] & 0x8000) | (a > least ? a : 0));
