@@ -9,6 +9,7 @@ import torch.multiprocessing as mp
 from mindspeed_lowp import get_recipe, lowp_linear
 from mindspeed_lowp.layers import TensorParallel
 from mindspeed_lowp.memory import saved_bytes
+from mindspeed_lowp.recipes import recipe_class, recipe_names
 
 from .oracle import assert_product, dequantize, quantized
 from .test_linear import POLICIES, make_case
@@ -122,6 +123,32 @@ def deferral_bits_with(rank, rows):
 
 def test_deferring_changes_no_bit_under_sequence_parallelism(tmp_path):
     spawn(deferral_bits, tmp_path=tmp_path)
+
+
+def undivided(rank):
+    """Rows that are whole in every recipe's alignment: the same operands, so the same bits."""
+    rows = 128
+    x, weight, _, grad = make_case(RANKS * rows, 96, 128, bias=False)
+    mine, features = slice(rank * rows, (rank + 1) * rows), slice(rank * 64, (rank + 1) * 64)
+    parallel = TensorParallel(dist.group.WORLD, sequence_parallel=True)
+    for name in recipe_names():
+        for fp8_format in recipe_class(name).formats:
+            recipe = get_recipe(name, fp8_format=fp8_format)
+            local, w = x[mine].clone().requires_grad_(), weight[features].clone().requires_grad_()
+            y = lowp_linear(local, w, None, recipe, parallel=parallel)
+            y.backward(grad[:, features])
+            whole, alone = x.clone().requires_grad_(), weight[features].clone().requires_grad_()
+            y_alone = lowp_linear(whole, alone, None, get_recipe(name, fp8_format=fp8_format))
+            y_alone.backward(grad[:, features])
+            assert torch.equal(y, y_alone), (name, fp8_format)
+            assert torch.equal(w.grad, alone.grad), (name, fp8_format)
+            gathered = [torch.empty_like(whole) for _ in range(RANKS)]
+            dist.all_gather(gathered, whole.grad)
+            assert torch.equal(local.grad, sum(gathered)[mine]), (name, fp8_format)
+
+
+def test_every_recipe_under_sequence_parallelism_is_that_of_the_undivided_layer(tmp_path):
+    spawn(undivided, tmp_path=tmp_path)
 
 
 def test_gathered_operand_dequantizes_to_the_ranks_rows():
