@@ -32,7 +32,8 @@ def shared_scale(
         normal = bits >= 1 << 7
         byte = (bits >> 7) + (normal & ((bits & 0x7F) > CARRY_ABOVE[limit])) - info.emax
     else:
-        bits = _fp32_bits(amax.clamp(min=max_low_bound) / limit)
+        # By a tensor: CUDA multiplies with the rounded reciprocal of a Python number.
+        bits = _fp32_bits(amax.clamp(min=max_low_bound) / amax.new_full((), limit))
         exponent, mantissa = bits >> 23, bits & 0x7FFFFF
         up = (exponent > 0) & (exponent < 254) & (mantissa > 0)
         if scale_alg == 1:

@@ -52,7 +52,8 @@ def dynamic_block_quant(
     padding = (0, tiles * col_block_size - cols, 0, bands * row_block_size - rows)
     finite = torch.nn.functional.pad(finite, padding)
     amax = _amax(finite.view(*batch, bands, row_block_size, tiles, col_block_size), (-3, -1))
-    scale = amax / largest_code(info, dst_type_max)
+    # By a tensor: CUDA multiplies with the rounded reciprocal of a Python number.
+    scale = amax / amax.new_full((), largest_code(info, dst_type_max))
     if min_scale:
         scale = scale.clamp(max=1 / min_scale)
     each = scale.expand(*batch, bands, row_block_size, tiles, col_block_size)
