@@ -211,10 +211,32 @@ def time_operators(rows: int, columns: int, rounds: int, options: argparse.Names
     return table
 
 
+def matmul_and_its_parts() -> tuple[Callable[[], object], Callable[[], object]]:
+    """A small MX product, and what it consists of on a CPU: two decodings, a GEMM and a rounding."""
+    (a, a_scale), (b, b_scale) = (
+        ops.dynamic_mx_quant(torch.randn(shape).bfloat16(), axis=axis, dst_type=E4M3)
+        for shape, axis in (((8, 64), -1), ((64, 8), -2))
+    )
+    how = {"group_sizes": [1, 1, 32], "scale_dtype": 293, "pertoken_scale_dtype": 293}
+
+    def whole() -> object:
+        return ops.quant_matmul(a, b, b_scale, pertoken_scale=a_scale, output_dtype=torch.bfloat16, **how)
+
+    def parts() -> object:
+        left = ops.anti_mx_quant(a, a_scale, axis=-1, dst_type=torch.float32)
+        right = ops.anti_mx_quant(b, b_scale, axis=-2, dst_type=torch.float32)
+        return (left @ right).bfloat16()
+
+    return whole, parts
+
+
 def time_calls() -> Table:
-    """What a call costs besides the work: operators on one row of 64 elements, in microseconds."""
+    """What a call costs besides the work: operators on 8 rows of 64 elements, in microseconds."""
     calls = operators(torch.randn(8, 64).bfloat16())
+    calls["quant_matmul, MX E4M3"], calls["its parts"] = matmul_and_its_parts()
     best = shortest({name: lambda run=run: [run() for _ in range(100)] for name, run in calls.items()}, 30)
+    product = best.pop("quant_matmul, MX E4M3")
+    best["quant_matmul, MX E4M3, beyond its two decodings and GEMM"] = product - best.pop("its parts")
     table = Table("one call on bf16 8 x 64, shortest of 30 times 100", ["us", "limit"])
     for name, seconds in best.items():
         us = seconds / 100 * 1e6
