@@ -1,5 +1,10 @@
 """Argument checks of the public functions: each error names the argument, its value and what is accepted."""
 
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,6 +24,13 @@ def choice(argument: str, value: object, accepted: tuple) -> None:
 def dtype(argument: str, x: Tensor, accepted: tuple[torch.dtype, ...]) -> None:
     if x.dtype not in accepted:
         raise ValueError(f"{argument} has dtype {x.dtype}; use {' or '.join(map(str, accepted))}")
+
+
+def accumulator(argument: str, x: Tensor) -> None:
+    """What is added to in place: fp32, each element in a place of its own."""
+    dtype(argument, x, (torch.float32,))
+    if x.is_neg() or torch._debug_has_internal_overlap(x) == 1:
+        raise ValueError(f"{argument} is an expanded or a negated view; use a tensor with memory of its own")
 
 
 def shape(argument: str, x: Tensor, expected: tuple[int, ...], why: str) -> None:
@@ -68,3 +80,36 @@ def group_list(argument: str, value: Tensor | None) -> None:
         raise ValueError(f"{argument}=None is not supported; give a 1-D tensor of int64 or int32")
     dims(argument, value, 1, 1)
     dtype(argument, value, (torch.int64, torch.int32))
+
+
+def names_arguments(operator: Callable) -> Callable:
+    """Make an error that stems from an argument of the wrong kind name that argument.
+
+    Nothing is looked at unless ``operator`` fails with an error that says nothing of arguments.
+    """
+    hints, signature = typing.get_type_hints(operator), inspect.signature(operator)
+
+    @functools.wraps(operator)
+    def checked(*args, **kwargs):
+        try:
+            return operator(*args, **kwargs)
+        except (AttributeError, TypeError):
+            for name, value in signature.bind(*args, **kwargs).arguments.items():
+                if not _is_a(value, hints[name]):
+                    kind = inspect.formatannotation(hints[name]).replace("collections.abc.", "")
+                    raise ValueError(f"{name}={value!r} is not supported; expected {kind}") from None
+            raise
+
+    return checked
+
+
+def _is_a(value: object, hint: object) -> bool:
+    """Whether the value is of the annotated kind, sequences of which kinds included."""
+    if typing.get_args(hint) and typing.get_origin(hint) is not Sequence:  # a union
+        return any(_is_a(value, part) for part in typing.get_args(hint))
+    if typing.get_origin(hint) is Sequence:
+        sequence = isinstance(value, (list, tuple))
+        return sequence and all(_is_a(item, typing.get_args(hint)[0]) for item in value)
+    if hint is float:
+        return isinstance(value, (int, float))
+    return isinstance(value, hint)

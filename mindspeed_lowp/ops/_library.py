@@ -6,8 +6,9 @@
 | CPU                               | C++ (`kernels/`), or the reference where it was not built          |
 | anything else                     | the reference (`reference/`), on the device                       |
 
-Each operator is registered in the module of its public function. Plain `Library.define` and `impl`, because a
-`custom_op` costs several times more Python for each call.
+Each operator is registered in the module of its public function, which checks the arguments: `torch.ops.lowp`
+called directly trusts them, and reads and writes where they point. Plain `Library.define` and `impl`, because
+a `custom_op` costs several times more Python for each call.
 """
 
 from collections.abc import Callable
@@ -39,8 +40,22 @@ def operator(
     _library.impl(name, by_npu_generation(npu, older_npu or reference), "PrivateUse1")
     if kernels.available():
         _library.impl(name, kernel, "CPU")
-    torch.library.register_fake(f"lowp::{name}", fake, lib=_library)
+    torch.library.register_fake(f"lowp::{name}", on_one_device(fake), lib=_library)
     return getattr(torch.ops.lowp, name).default
+
+
+def on_one_device(fake: Callable) -> Callable:
+    """``fake``, refusing tensors of other devices beside meta tensors: its results would hold no values."""
+
+    def checked(*args):
+        devices = {str(arg.device) for arg in args if isinstance(arg, torch.Tensor)}
+        if len(devices) > 1:
+            raise ValueError(
+                f"all tensors must be on one device, but these are on {' and '.join(sorted(devices))}"
+            )
+        return fake(*args)
+
+    return checked
 
 
 def by_npu_generation(native: Callable, emulated: Callable) -> Callable:

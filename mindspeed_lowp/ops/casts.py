@@ -75,66 +75,79 @@ def _checked_decode(codes: Tensor, info: FormatInfo, dst_type: torch.dtype | int
     return _decode(codes, info.npu_code, _checks.output_dtype("dst_type", dst_type))
 
 
+@_checks.names_arguments
 def cast_hifloat8(x: Tensor) -> Tensor:
     """HiFloat8 codes (uint8) of ``x``. Inf is 0x6F and 0xEF, NaN 0x80; there is no negative zero."""
     return _checked_cast(x, HIF8)
 
 
+@_checks.names_arguments
 def decode_hifloat8(codes: Tensor, dst_type: torch.dtype | int = torch.float32) -> Tensor:
     """The values of HiFloat8 codes (uint8), all of them exact in bf16 and in fp16 too."""
     return _checked_decode(codes, HIF8, dst_type)
 
 
+@_checks.names_arguments
 def cast_e4m3(x: Tensor) -> Tensor:
     """``x`` as ``torch.float8_e4m3fn``. Inf becomes NaN."""
     return _checked_cast(x, E4M3)
 
 
+@_checks.names_arguments
 def decode_e4m3(codes: Tensor, dst_type: torch.dtype | int = torch.float32) -> Tensor:
     """The values of ``torch.float8_e4m3fn`` codes."""
     return _checked_decode(codes, E4M3, dst_type)
 
 
+@_checks.names_arguments
 def cast_e5m2(x: Tensor) -> Tensor:
     """``x`` as ``torch.float8_e5m2``."""
     return _checked_cast(x, E5M2)
 
 
+@_checks.names_arguments
 def decode_e5m2(codes: Tensor, dst_type: torch.dtype | int = torch.float32) -> Tensor:
     """The values of ``torch.float8_e5m2`` codes."""
     return _checked_decode(codes, E5M2, dst_type)
 
 
+@_checks.names_arguments
 def cast_e2m1(x: Tensor) -> Tensor:
     """E2M1 codes of ``x [..., n]``, n even: uint8 ``[..., n / 2]``."""
     return _checked_cast(x, E2M1)
 
 
+@_checks.names_arguments
 def decode_e2m1(codes: Tensor, dst_type: torch.dtype | int = torch.float32) -> Tensor:
     """The values ``[..., 2 n]`` of E2M1 codes, uint8 ``[..., n]``."""
     return _checked_decode(codes, E2M1, dst_type)
 
 
+@_checks.names_arguments
 def cast_e1m2(x: Tensor) -> Tensor:
     """E1M2 codes of ``x [..., n]``, n even: uint8 ``[..., n / 2]``."""
     return _checked_cast(x, E1M2)
 
 
+@_checks.names_arguments
 def decode_e1m2(codes: Tensor, dst_type: torch.dtype | int = torch.float32) -> Tensor:
     """The values ``[..., 2 n]`` of E1M2 codes, uint8 ``[..., n]``."""
     return _checked_decode(codes, E1M2, dst_type)
 
 
+@_checks.names_arguments
 def cast_int8(x: Tensor) -> Tensor:
     """``x`` rounded to integers, saturating at -128 and 127."""
     return _checked_cast(x, INT8)
 
 
+@_checks.names_arguments
 def decode_int8(codes: Tensor, dst_type: torch.dtype | int = torch.float32) -> Tensor:
     """int8 as floating-point numbers."""
     return _checked_decode(codes, INT8, dst_type)
 
 
+@_checks.names_arguments
 def cast_e8m0(x: Tensor) -> Tensor:
     """E8M0 bytes (uint8): the nearest power of two, halves up.
 
@@ -144,6 +157,7 @@ def cast_e8m0(x: Tensor) -> Tensor:
     return _checked_cast(x, E8M0)
 
 
+@_checks.names_arguments
 def decode_e8m0(codes: Tensor, dst_type: torch.dtype | int = torch.float32) -> Tensor:
     """The values ``2 ** (byte - 127)`` of scale bytes (uint8 or ``torch.float8_e8m0fnu``); 0xFF is NaN."""
     return _checked_decode(codes, E8M0, dst_type)

@@ -13,8 +13,8 @@ Products of int8 are sums of integers, exact in fp64 and rounded to fp32 once.
 Off the CPU the GEMM is always fp32. TF32, where the user allows it, costs nothing in accuracy: elements have
 at most four significant bits, TF32 keeps eleven.
 
-Operands are brought into row-major order first, so results depend on values and shapes only: a GEMM may give
-other bits for a transposed view of the same matrix.
+Operands are brought into row-major order first, so results depend on values, shapes and, as a GEMM's do, on
+the number of threads; not on memory layout, for which a GEMM may give other bits.
 """
 
 import math

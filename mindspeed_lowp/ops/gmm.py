@@ -58,6 +58,7 @@ _add_quant_gmm_ = composed_operator(
 )
 
 
+@_checks.names_arguments
 def grouped_matmul(
     x: Sequence[Tensor],
     weight: Sequence[Tensor],
@@ -264,6 +265,7 @@ def _check_bias(bias: Sequence[Tensor], info: FormatInfo, groups: int, n: int) -
     return bias
 
 
+@_checks.names_arguments
 def add_quant_gmm_(
     self: Tensor,
     x1: Tensor,
@@ -315,7 +317,7 @@ def add_quant_gmm_(
     """
     _checks.choice("group_sizes", group_sizes, (None,))
     _checks.choice("group_list_type", group_list_type, (0, 1))
-    _checks.dtype("self", self, (torch.float32,))
+    _checks.accumulator("self", self)
     info1 = operands.element_format("x1", x1, x1_dtype)
     info2 = operands.element_format("x2", x2, x2_dtype)
     scaling = VECTORS if info1 is HIF8 else MX

@@ -66,6 +66,7 @@ _add_quant_matmul_ = composed_operator(
 )
 
 
+@_checks.names_arguments
 def quant_matmul(
     x1: Tensor,
     x2: Tensor,
@@ -202,6 +203,7 @@ def _check_bias(bias: Tensor, scaling: Scaling, info: FormatInfo, batch: torch.S
         _checks.shape("bias", bias, (n,), "[N]")
 
 
+@_checks.names_arguments
 def add_quant_matmul_(
     self: Tensor,
     x1: Tensor,
@@ -244,7 +246,7 @@ def add_quant_matmul_(
     the product of two HiFloat8 scales, as `quant_matmul` does; its golden does not, and would not see it
     (relative tolerance 0.001, the bits cut off are below 2 ** -10). We follow the hardware.
     """
-    _checks.dtype("self", self, (torch.float32,))
+    _checks.accumulator("self", self)
     info1 = operands.element_format("x1", x1, x1_dtype)
     info2 = operands.element_format("x2", x2, x2_dtype)
     scaling = operands.by_group_sizes(group_sizes, ADDED, VECTORS if info1 is HIF8 else MX)

@@ -156,6 +156,7 @@ def _even(x: Tensor, info: FormatInfo) -> None:
         )
 
 
+@_checks.names_arguments
 def dynamic_mx_quant(
     x: Tensor,
     *,
@@ -248,6 +249,7 @@ def dynamic_mx_quant(
     )
 
 
+@_checks.names_arguments
 def dynamic_mx_quant_with_dual_axis(
     x: Tensor,
     *,
@@ -288,6 +290,7 @@ def dynamic_mx_quant_with_dual_axis(
     return _dynamic_mx_quant_with_dual_axis(x, info.npu_code, round_mode, scale_alg, dst_type_max)
 
 
+@_checks.names_arguments
 def dynamic_block_mx_quant(
     x: Tensor,
     *,
@@ -337,6 +340,7 @@ def dynamic_block_mx_quant(
     return _dynamic_block_mx_quant(x, info.npu_code, round_mode, scale_alg, dst_type_max)
 
 
+@_checks.names_arguments
 def grouped_dynamic_mx_quant(
     x: Tensor,
     group_index: Tensor,
@@ -404,6 +408,7 @@ def _unpacked_shape(x: Tensor, info: FormatInfo) -> tuple[int, ...]:
     return (*x.shape[:-1], 2 * x.shape[-1]) if info.bits == 4 else tuple(x.shape)
 
 
+@_checks.names_arguments
 def anti_mx_quant(
     x: Tensor,
     mxscale: Tensor,
@@ -444,6 +449,7 @@ def anti_mx_quant(
     return _anti_mx_quant(codes, mxscale, axis, info.npu_code, _checks.output_dtype("dst_type", dst_type))
 
 
+@_checks.names_arguments
 def grouped_anti_mx_quant(
     x: Tensor,
     mxscale: Tensor,

@@ -27,6 +27,7 @@ _quant_dequant_mxfp4 = operator(
 )
 
 
+@_checks.names_arguments
 def quant_dequant_mxfp4(x: Tensor, inv_scale_factor_scale: float = 1.0) -> Tensor:
     """The values that ``x`` has after quantization to MXFP4: blocks of 32 along the last axis, E2M1 elements.
 

@@ -66,6 +66,11 @@ _quantize = operator(
 
 
 def _only_hifloat8(info: FormatInfo, dst_type_max: float) -> None:
+    if 0 < dst_type_max < info.smallest:
+        raise ValueError(
+            f"dst_type_max={dst_type_max} is below the format's smallest code; use 0.0, or {info.smallest} "
+            f"to {info.max}"
+        )
     if dst_type_max and info != HIF8:
         raise ValueError(
             f"dst_type_max={dst_type_max} is not supported for {info.name}; only HiFloat8 (dst_type 290) has "
@@ -88,6 +93,7 @@ def _check_smooth_scales(
     _checks.shape("smooth_scales", smooth_scales, (groups, x.shape[-1]), "one row for each group")
 
 
+@_checks.names_arguments
 def dynamic_quant(
     x: Tensor,
     *,
@@ -148,6 +154,7 @@ def dynamic_quant(
     return _dynamic_quant(x, smooth_scales, group_index, info.npu_code, quant_mode, dst_type_max)
 
 
+@_checks.names_arguments
 def dynamic_block_quant(
     x: Tensor,
     *,
@@ -203,6 +210,7 @@ def dynamic_block_quant(
     return _dynamic_block_quant(x, min_scale, info.npu_code, row_block_size, col_block_size, dst_type_max)
 
 
+@_checks.names_arguments
 def quantize(
     self: Tensor,
     scales: Tensor,

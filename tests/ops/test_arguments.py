@@ -1,5 +1,7 @@
 """What is not supported is refused with a ValueError that names the argument."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -124,3 +126,40 @@ def test_the_calls_that_the_other_tests_break_do_work(function, good):
 def test_error_names_the_argument(function, good, changed, message):
     with pytest.raises(ValueError, match=message):
         call(function, good, **changed)
+
+
+@pytest.mark.parametrize("name", sorted(ops.__all__))
+def test_something_that_is_no_tensor_is_named(name):
+    operator = getattr(ops, name)
+    parameters = list(inspect.signature(operator).parameters.values())
+    required = [p.name for p in parameters if p.default is p.empty]
+    for wrong in (None, 1.5, "x"):
+        with pytest.raises(ValueError, match=r"\w+=.* is not supported; (expected .*Tensor|use )"):
+            operator(**dict.fromkeys(required, wrong))
+
+
+@pytest.mark.parametrize(
+    ("function", "good", "changed"),
+    [
+        (ops.dynamic_mx_quant, QUANT, {"axis": "a"}),
+        (ops.dynamic_mx_quant, QUANT, {"block_size": "32"}),
+        (ops.dynamic_mx_quant, QUANT, {"max_low_bound": None}),
+        (ops.grouped_dynamic_mx_quant, GROUPED, {"group_index": [64]}),
+        (ops.anti_mx_quant, ANTI, {"mxscale": 3}),
+        (ops.dynamic_quant, {"x": X}, {"dst_type_max": None}),
+        (ops.dynamic_block_quant, {"x": X}, {"min_scale": None}),
+        (ops.quant_dequant_mxfp4, {"x": X}, {"inv_scale_factor_scale": None}),
+    ],
+    ids=str,
+)
+def test_something_of_another_kind_is_named(function, good, changed):
+    (name,) = changed
+    with pytest.raises(ValueError, match=rf"{name}="):
+        call(function, good, **changed)
+
+
+def test_an_accumulator_that_overlaps_itself_is_refused():
+    total = torch.zeros(1, 64, 64).expand(2, 64, 64)
+    y, scale = ops.grouped_dynamic_mx_quant(X[:, :64].contiguous(), torch.tensor([32, 64]), dst_type=E4M3)
+    with pytest.raises(ValueError, match="self is an expanded or a negated view"):
+        ops.add_quant_gmm_(total, y.t(), y, scale, torch.tensor([32, 64]), x1_scale=scale.transpose(0, 1))

@@ -200,6 +200,31 @@ def test_the_reference_of_every_matmul_gives_the_same_bits(case):
     assert_same_bytes(actual, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_the_default_dtype_is_of_no_influence(case, dtype):
+    operator, arguments = operator_of(case), clones(CASES[case])
+    expected = operator(*clones(arguments))
+    torch.set_default_dtype(dtype)
+    try:
+        actual = operator(*arguments)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for a, e in zip(*(v if isinstance(v, tuple) else (v,) for v in (actual, expected)), strict=True):
+        if a is not None:
+            assert_same_bytes(a, e)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_meta_tensor_beside_real_ones_is_refused(case):
+    operator, arguments = operator_of(case), CASES[case]
+    tensors = [i for i, a in enumerate(arguments) if isinstance(a, torch.Tensor)]
+    for i in tensors if len(tensors) > 1 else ():
+        mixed = [a.to("meta") if i == j else a for j, a in enumerate(arguments)]
+        with pytest.raises(ValueError, match="must be on one device, but these are on cpu and meta"):
+            operator(*mixed)
+
+
 def test_a_compiled_linear_equals_the_eager_one():
     def linear(x, w):
         a, a_scale = ops.dynamic_mx_quant(x, dst_type=E4M3)

@@ -406,3 +406,28 @@ def test_inputs_are_left_as_they_are():
     ops.quantize(x, smooth, None, 291)
     assert_same_bytes(x, before[0])
     assert_same_bytes(smooth, before[1])
+
+
+@needs_kernels
+@pytest.mark.parametrize("largest", [43.79697941564136, 29102.86791683007, 1e-3, 32768.0])
+def test_maxima_that_fp32_does_not_hold(largest):
+    arguments = (wide_range((64, 64), torch.bfloat16), None, None, HIF8.npu_code, "pertoken", largest)
+    for actual, expected in zip(
+        scaled.dynamic_quant(*arguments), reference.dynamic_quant(*arguments), strict=True
+    ):
+        assert_same_bytes(actual, expected)
+
+
+@needs_kernels
+@pytest.mark.parametrize("min_scale", [1e-44, 1e-39, 0.1, 1 / 3, 1e30])
+def test_limits_of_scales_that_fp32_does_not_hold(min_scale):
+    arguments = (wide_range((64, 256), torch.bfloat16), min_scale, E4M3.npu_code, 1, 128, 0.0)
+    for actual, expected in zip(
+        scaled.dynamic_block_quant(*arguments), reference.dynamic_block_quant(*arguments), strict=True
+    ):
+        assert_same_bytes(actual, expected)
+
+
+def test_a_maximum_below_the_smallest_code_is_refused():
+    with pytest.raises(ValueError, match=r"dst_type_max=1e-45 is below"):
+        ops.dynamic_quant(normal((4, 4)), dst_type=290, dst_type_max=1e-45)

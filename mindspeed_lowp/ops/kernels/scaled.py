@@ -42,14 +42,14 @@ def dynamic_quant(
     tail = (reference.largest_code(info, dst_type_max), INPUT[x.dtype], dst_type, torch.get_num_threads())
     lines = math.prod(batch) * rows
     if quant_mode == "pertensor":
-        scale = torch.empty(1)
+        scale = torch.empty(1, dtype=torch.float32)
         _tensor(x.data_ptr(), _pointer(smooth), y.data_ptr(), scale.data_ptr(), lines, cols, *tail)
     elif quant_mode == "perchannel":
-        scale = torch.empty(*batch, cols)
+        scale = torch.empty(*batch, cols, dtype=torch.float32)
         shape = (math.prod(batch), rows, cols)
         _channels(x.data_ptr(), _pointer(smooth), y.data_ptr(), scale.data_ptr(), *shape, *tail)
     else:
-        scale = torch.empty(*batch, rows)
+        scale = torch.empty(*batch, rows, dtype=torch.float32)
         ends = [lines] if group_index is None else layout.group_index_ends(group_index, lines)
         ends = (INT64 * len(ends))(*ends)
         _tokens(x.data_ptr(), _pointer(smooth), ends, y.data_ptr(), scale.data_ptr(), lines, cols, *tail)
@@ -62,7 +62,8 @@ def dynamic_block_quant(
     info, x = format_of(dst_type, FORMATS), x.contiguous()
     *batch, rows, cols = x.shape
     y = torch.empty(x.shape, dtype=info.dtype)
-    scale = torch.empty(*batch, -(-rows // row_block_size), -(-cols // col_block_size))
+    tiles = (-(-rows // row_block_size), -(-cols // col_block_size))
+    scale = torch.empty(*batch, *tiles, dtype=torch.float32)
     _tiles(
         x.data_ptr(),
         y.data_ptr(),
@@ -73,7 +74,7 @@ def dynamic_block_quant(
         row_block_size,
         col_block_size,
         reference.largest_code(info, dst_type_max),
-        1 / min_scale if min_scale else math.inf,
+        reference.largest_scale(min_scale),
         INPUT[x.dtype],
         dst_type,
         torch.get_num_threads(),

@@ -1,5 +1,7 @@
 """Quantization with fp32 scales: per tensor, token, channel or tile, and with a given scale."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,11 @@ from mindspeed_lowp.ops.reference.casts import encode
 def largest_code(info: FormatInfo, dst_type_max: float) -> float:
     """What the largest magnitude is mapped to; 0.0 means the format's maximum."""
     return dst_type_max if dst_type_max and info == HIF8 else info.max
+
+
+def largest_scale(min_scale: float) -> float:
+    """The limit of scales, ``1 / min_scale`` in fp32; there is none for 0, nor where that is beyond fp32."""
+    return (1.0 / torch.tensor(min_scale, dtype=torch.float32)).item() if min_scale else math.inf
 
 
 def _amax(x: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -37,7 +44,9 @@ def dynamic_quant(
             smooth = smooth.repeat_interleave(ends.diff(), dim=0).view(x.shape)
         value = value * (smooth[:, None] if quant_mode == "perchannel" else smooth)
     dims = {"pertoken": (-1,), "perchannel": (-2,), "pertensor": tuple(range(-x.dim(), 0))}[quant_mode]
-    scale = _amax(value, dims) * (1 / largest_code(info, dst_type_max))
+    # The reciprocal as fp32 arithmetic has it.
+    scale = _amax(value, dims)
+    scale = scale * (1.0 / scale.new_full((), largest_code(info, dst_type_max)))
     scale = torch.where(scale.isnan(), torch.nan, scale)  # of all NaN patterns, one
     return encode(value / scale, info), scale.flatten() if quant_mode == "pertensor" else scale.squeeze(dims)
 
@@ -54,8 +63,7 @@ def dynamic_block_quant(
     amax = _amax(finite.view(*batch, bands, row_block_size, tiles, col_block_size), (-3, -1))
     # By a tensor: CUDA multiplies with the rounded reciprocal of a Python number.
     scale = amax / amax.new_full((), largest_code(info, dst_type_max))
-    if min_scale:
-        scale = scale.clamp(max=1 / min_scale)
+    scale = scale.clamp(max=largest_scale(min_scale))
     each = scale.expand(*batch, bands, row_block_size, tiles, col_block_size)
     each = each.reshape(*batch, bands * row_block_size, tiles * col_block_size)[..., :rows, :cols]
     return encode(value / each, info), scale.view(*batch, bands, tiles)
