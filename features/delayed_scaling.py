@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspeed_lowp.features.base import Feature
+from mindspeed_lowp.features.recipe_options import takes
 
 
 class DelayedScalingFeature(Feature):
@@ -17,7 +18,9 @@ class DelayedScalingFeature(Feature):
         super().__init__("delayed-scaling")
 
     def is_need_apply(self, args: Namespace) -> bool:
-        return bool(getattr(args, "fp8", None) or getattr(args, "fp8_format", None))
+        # A file may name the recipe, too; a step without such layers has nothing to do.
+        recipe, file = getattr(args, "fp8_recipe", None), getattr(args, "lowp_config", None)
+        return bool(file) or takes(recipe, "amax_history_len")
 
     def register_patches(self, patch_manager: Any, args: Namespace) -> None:
         patch_manager.register_patch("megatron.training.training.train_step", train_step_wrapper)

@@ -4,6 +4,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Sequence
+from types import UnionType
 
 import torch
 from torch import Tensor
@@ -105,11 +106,11 @@ def names_arguments(operator: Callable) -> Callable:
 
 def _is_a(value: object, hint: object) -> bool:
     """Whether the value is of the annotated kind, sequences of which kinds included."""
-    if typing.get_args(hint) and typing.get_origin(hint) is not Sequence:  # a union
-        return any(_is_a(value, part) for part in typing.get_args(hint))
-    if typing.get_origin(hint) is Sequence:
-        sequence = isinstance(value, (list, tuple))
-        return sequence and all(_is_a(item, typing.get_args(hint)[0]) for item in value)
+    if isinstance(hint, UnionType):
+        return any(_is_a(value, part) for part in hint.__args__)
+    if getattr(hint, "__origin__", None) is Sequence:
+        (kind,) = hint.__args__
+        return isinstance(value, (list, tuple)) and all(_is_a(item, kind) for item in value)
     if hint is float:
         return isinstance(value, (int, float))
     return isinstance(value, hint)

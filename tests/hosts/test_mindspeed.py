@@ -128,6 +128,7 @@ print(args.fp8, args.fp8_recipe, args.fp8_quant_fb_split)
         "MXFP8DeferBackwardQuantFeature",
         "ReuseQuantizedWeightFeature",
         "FP8TrainingFeature",
+        "DelayedScalingFeature",
         "DataPathFeature",
     ]
     assert features == str(expected)
