@@ -150,7 +150,7 @@ def test_something_that_is_no_tensor_is_named(name):
         (ops.dynamic_block_quant, {"x": X}, {"min_scale": None}),
         (ops.quant_dequant_mxfp4, {"x": X}, {"inv_scale_factor_scale": None}),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_something_of_another_kind_is_named(function, good, changed):
     (name,) = changed
