@@ -1,8 +1,7 @@
-"""torch_npu's MX operators on any device: same parameters, shapes, layouts and bits, minus the ``npu_``
-prefix.
+"""torch_npu's quantization operators on any device: its parameters, shapes, layouts and bits, minus ``npu_``.
 
 On an Ascend 950 they are the torch_npu calls; on a CPU they are C++ kernels; elsewhere, the PyTorch
-reference.
+reference. They have no gradient: the layers' autograd functions call them.
 """
 
 from mindspeed_lowp.ops.casts import (

@@ -118,8 +118,8 @@ def grouped_matmul(
         scale, per_token_scale: lists of one tensor: scales of weight and of x. E8M0 is uint8 or
             ``torch.float8_e8m0fnu``; the others are fp32.
         group_list: ``[G]``, int64 (or int32): cumulative ends (``group_list_type=0``) or counts (1).
-        split_item: 2 or 3, which mean the same: one result tensor. (0 and 1, one tensor a group, are not part
-            of quantized operands on Ascend 950.)
+        split_item: required: 2 or 3, which mean the same: one result tensor. (0 and 1, one tensor a group,
+            are not part of quantized operands on Ascend 950.)
         group_type: 0 or 2.
         group_list_type: 0 or 1.
         output_dtype: bf16 (15), fp16 (5) or fp32 (6). Required.

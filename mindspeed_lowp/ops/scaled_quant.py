@@ -227,8 +227,8 @@ def quantize(
 
     Args:
         self: bf16, fp16 or fp32, 1 to 8 dimensions, any memory layout; may be empty.
-        scales: fp32 or of ``self``'s dtype; ``[1]``, or ``[n]`` with n the length of the axis. (torch_npu
-            wants ``self``'s dtype if not ``div_mode``.)
+        scales: fp32 or of ``self``'s dtype, only the latter if not ``div_mode``; ``[1]``, or ``[n]`` with n
+            the length of the axis.
         zero_points: None, or of ``scales``' shape: int32, int8, uint8, fp32 or bf16; if not ``div_mode``,
             of ``scales``' dtype.
         dtype: ``torch.int8`` or ``torch.qint8`` (1, 12), ``torch.float8_e4m3fn`` (292, 24),
