@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mindspeed_lowp import ops
 from mindspeed_lowp.formats import HIF8
+from mindspeed_lowp.ops.layout import group_scale_rows
 from mindspeed_lowp.recipes.base import Operand, Role
 from mindspeed_lowp.recipes.fp32_scales import FP32ScalesRecipe
 
@@ -84,13 +85,13 @@ class BlockwiseRecipe(FP32ScalesRecipe):
         for group, end in enumerate(group_list.tolist()):
             if end > start:
                 part = self._along(-2, x[start:end], role)
-                rows = _scale_rows(group, start, end)
+                rows = group_scale_rows(group, start, end, BLOCK)
                 data[start:end], scale[rows] = part.data, part.scale
             start = end
         return Operand(data, scale)
 
     def slice_group(self, x: Operand, group: int, start: int, end: int) -> Operand:
-        return Operand(x.data[start:end], x.scale[_scale_rows(group, start, end)])
+        return Operand(x.data[start:end], x.scale[group_scale_rows(group, start, end, BLOCK)])
 
 
 def _broken(x: Tensor) -> Tensor:
@@ -99,9 +100,3 @@ def _broken(x: Tensor) -> Tensor:
         return x.new_zeros((), dtype=torch.float32)
     low, high = x.aminmax()
     return (low - low + (high - high)).float()
-
-
-def _scale_rows(group: int, start: int, end: int) -> slice:
-    """The scales of the group whose rows are [start, end)."""
-    first = start // BLOCK + group
-    return slice(first, first - (start - end) // BLOCK)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mindspeed_lowp import ops
 from mindspeed_lowp.formats import MX_BLOCK
-from mindspeed_lowp.ops.layout import PAIR, group_scale_row, grouped_scale_shape
+from mindspeed_lowp.ops.layout import PAIR, group_scale_rows, grouped_scale_shape
 from mindspeed_lowp.recipes.base import Operand, Recipe, Role
 
 _E8M0 = torch.float8_e8m0fnu
@@ -46,8 +46,7 @@ class MXRecipe(Recipe):
         }
 
     def slice_group(self, x: Operand, group: int, start: int, end: int) -> Operand:
-        first = group_scale_row(start, group)
-        return Operand(x.data[start:end], x.scale[first : first + -(-(end - start) // PAIR)])
+        return Operand(x.data[start:end], x.scale[group_scale_rows(group, start, end)])
 
     def matmul(
         self, left: Operand, right: Operand, out_dtype: torch.dtype, bias: Tensor | None = None
@@ -139,8 +138,7 @@ def _quantize_groups(x: Tensor, group_list: Tensor, dst_type: torch.dtype) -> Op
     for group, end in enumerate(group_list.tolist()):
         if end > start:
             part = _quantize_axis(x[start:end], -2, dst_type)
-            first = group_scale_row(start, group)
             data[start:end] = part.data
-            scale[first : first + len(part.scale)] = part.scale
+            scale[group_scale_rows(group, start, end)] = part.scale
         start = end
     return Operand(data, scale)

@@ -173,8 +173,7 @@ def _split_k(
             if scaling is VECTORS:
                 left_scale, right_scale = a.scale[group], b.scale[group]
             else:
-                first = layout.group_scale_row(start, group, scaling.scale_rows)
-                scales = slice(first, first - (start - end) // scaling.scale_rows)
+                scales = layout.group_scale_rows(group, start, end, scaling.scale_rows)
                 left_scale, right_scale = a.scale[:, scales], b.scale[scales]
             left, right = Operand(left, a.format, left_scale), Operand(right, b.format, right_scale)
             yield group, matmul(device, left, right, scaling, None, output_dtype)

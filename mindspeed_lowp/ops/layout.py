@@ -67,12 +67,13 @@ def deinterleave(mxscale: Tensor, blocks: int) -> Tensor:
     return mxscale.transpose(2, 3).reshape(outer, pairs * 2, inner)[:, :blocks]
 
 
-def group_scale_row(group_start: int, group: int, covers: int = PAIR) -> int:
-    """First scale row of a group whose rows begin at ``group_start``; a scale row covers ``covers`` of them.
+def group_scale_rows(group: int, start: int, end: int, covers: int = PAIR) -> slice:
+    """The scale rows of the group with the rows ``[start, end)``; a scale row covers ``covers`` of them.
 
-    Groups before it use no more rows than that: ``sum(ceil(n_i / 64)) <= start // 64 + group``.
+    Groups before it use no more rows than where they begin: ``sum(ceil(n_i / 64)) <= start // 64 + group``.
     """
-    return group_start // covers + group
+    first = start // covers + group
+    return slice(first, first - (start - end) // covers)
 
 
 def group_ends(group_list: Tensor, group_list_type: int, rows: int, argument: str) -> list[int]:

@@ -483,8 +483,7 @@ def grouped_anti_mx_quant(
     out = x.new_empty(shape, dtype=dtype)
     start = 0
     for group, end in enumerate(layout.group_index_ends(group_index, x.shape[0])):
-        first = layout.group_scale_row(start, group)
-        scale = mxscale[first : first - (start - end) // layout.PAIR]
+        scale = mxscale[layout.group_scale_rows(group, start, end)]
         out[start:end] = anti_mx_quant(x[start:end], scale, axis=0, dst_type=dtype, src_type=src_type)
         start = end
     return out

@@ -83,7 +83,7 @@ def test_poisoned_unused_rows_change_no_value_and_no_product(ends):
         start = 0
         for group, end in enumerate(ends):
             if (end - start) % 64 in range(1, 33):  # the second byte of the group's last pair is padding
-                scale[layout.group_scale_row(start, group) + (end - start) // 64, :, 1] = 0xFF
+                scale[layout.group_scale_rows(group, start, end).start + (end - start) // 64, :, 1] = 0xFF
             start = end
     for before, after in zip(clean, results(), strict=True):
         assert_same_bytes(after, before)

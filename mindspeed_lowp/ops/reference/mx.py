@@ -138,8 +138,7 @@ def grouped_dynamic_mx_quant(
             y[start:end], scale = dynamic_mx_quant(
                 part, 0, dst_type, round_mode, MX_BLOCK, scale_alg, dst_type_max, 0.0
             )
-            row = layout.group_scale_row(start, group)
-            mxscale[row : row + len(scale)] = scale
+            mxscale[layout.group_scale_rows(group, start, end)] = scale
         start = end
     return y, mxscale
 
