@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_lowp.recipes.base import Operand, Recipe, Role
+from mindspeed_lowp.recipes.base import NOT_DIVIDED, Divided, Operand, Recipe, Role
 from mindspeed_lowp.recipes.blockwise import BlockwiseRecipe
 from mindspeed_lowp.recipes.delayed import DelayedRecipe
 from mindspeed_lowp.recipes.mxfp8 import MXFP8Recipe
@@ -17,8 +17,10 @@ from mindspeed_lowp.recipes.registry import (
 from mindspeed_lowp.recipes.tensorwise import HiF8Recipe, TensorwiseRecipe
 
 __all__ = [
+    "NOT_DIVIDED",
     "BlockwiseRecipe",
     "DelayedRecipe",
+    "Divided",
     "HiF8Recipe",
     "MXFP8Recipe",
     "MXFP832x32Recipe",

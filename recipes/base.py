@@ -13,15 +13,21 @@ A recipe is an immutable object which a *layer* carries; nothing looks one up wh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed_lowp.formats import E4M3, E5M2, HIF8, FormatInfo
 
 Role = Literal["input", "weight", "grad"]
+
+# The tensors that are divided over the ranks of a process group, and that group.
+Divided = Mapping[Role, dist.ProcessGroup]
+NOT_DIVIDED: Divided = MappingProxyType({})
 
 # The elements of inputs and weights, and of gradients.
 _ELEMENTS = {"e4m3": (E4M3, E4M3), "hybrid": (E4M3, E5M2), "hif8": (HIF8, HIF8)}
@@ -72,8 +78,12 @@ class Recipe(ABC):
         """The format of this tensor's elements."""
         return _ELEMENTS[self.fp8_format][role == "grad"]
 
-    def for_layer(self) -> Recipe:
-        """The recipe for one layer: itself, unless it keeps a state that each layer needs for its own."""
+    def for_layer(self, divided: Divided = NOT_DIVIDED) -> Recipe:
+        """The recipe for one layer: itself, unless it keeps something that each layer needs for its own.
+
+        divided: the tensors of which this process has one part, a shard of a tensor-parallel layer. Scales of
+            whole tensors have to come from all parts, for every rank to quantize alike.
+        """
         return self
 
     def defers(self, role: Role) -> bool:

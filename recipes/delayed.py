@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed_lowp.recipes.base import Operand, Role
-from mindspeed_lowp.recipes.per_tensor import PerTensorRecipe, amax_of, quantize_by
+from mindspeed_lowp.recipes.base import NOT_DIVIDED, Divided, Operand, Recipe, Role
+from mindspeed_lowp.recipes.per_tensor import PerTensorRecipe, amax_of, largest_of_all, quantize_by
 
 ROLES: tuple[Role, ...] = ("input", "weight", "grad")
 AMAX_COMPUTE_ALGOS = ("most_recent", "max")
@@ -22,16 +22,19 @@ class AmaxHistory:
 
     past: [length, 3], fp32, the latest first; 0 where there was no step yet.
     current: [3], since the last `advance`.
+    known: for each, whether the past says anything; a question that no device has to be waited for.
     """
 
     def __init__(self, length: int) -> None:
         self.past = torch.zeros(length, len(ROLES))
         self.current = torch.zeros(len(ROLES))
+        self.known = [False] * len(ROLES)
 
     def restore(self, past: Tensor) -> None:
         """Take over a saved `past`, of any length: the latest entries count."""
         kept = past[: len(self.past)].to(self.past)
         self.past = torch.cat((kept, torch.zeros_like(self.past)))[: len(self.past)]
+        self.known = [latest > 0 for latest in self.past[0].tolist()]
 
     def to(self, device: torch.device) -> None:
         if self.past.device != device:
@@ -43,8 +46,9 @@ class DelayedRecipe(PerTensorRecipe):
     """Quantizes by what is known when a tensor arrives; its own magnitude counts from the next step on.
 
     A tensor that outgrows its past saturates. In the first step, and as long as a tensor was 0 in all steps,
-    its current magnitude is taken. NaN or Inf make the scale NaN and with it every product, so that they are
-    seen; they do not enter the history. Experts of a layer share one history.
+    its current magnitude is taken: of a divided tensor that of all parts, as the past is by `advance`. NaN or
+    Inf make the scale NaN and with it every product, so that they are seen; they do not enter the history.
+    Experts of a layer share one history.
 
     `advance` ends a step: call it after the optimizer's. Each layer needs a recipe of its own (`for_layer`).
 
@@ -72,18 +76,20 @@ class DelayedRecipe(PerTensorRecipe):
             raise ValueError(f"amax_compute_algo={self.amax_compute_algo!r}: expected one of {expected}")
         object.__setattr__(self, "history", AmaxHistory(self.amax_history_len))
 
-    def for_layer(self) -> DelayedRecipe:
-        return replace(self)
+    def for_layer(self, divided: Divided = NOT_DIVIDED) -> Recipe:
+        return PerTensorRecipe.for_layer(replace(self), divided)
 
     def quantize_matrix(self, x: Tensor, role: Role) -> Operand:
         history, column = self.history, ROLES.index(role)
         history.to(x.device)
         now = amax_of(x)
         history.current[column] = torch.maximum(history.current[column], now)
-        past = history.past[:, column]
-        known = past.max() if self.amax_compute_algo == "max" else past[0]
-        amax = torch.where(known > 0, known, now) * 2.0**self.margin
-        amax = amax + (now - now)  # NaN where now is not finite
+        if history.known[column]:
+            past = history.past[:, column]
+            amax = past.max() if self.amax_compute_algo == "max" else past[0]
+        else:
+            amax = self.amax_of_whole(x, role)
+        amax = amax * 2.0**self.margin + (now - now)  # NaN where now is not finite
         return quantize_by(amax, x, self.element(role))
 
 
@@ -96,9 +102,10 @@ def advance(recipes: Sequence[DelayedRecipe], group: dist.ProcessGroup | None = 
         return
     latest = torch.stack([recipe.history.current for recipe in recipes])  # [layers, 3]
     if group is not None and group.size() > 1:
-        dist.all_reduce(latest, op=dist.ReduceOp.MAX, group=group)
+        latest = largest_of_all(latest, group)
     for recipe, seen in zip(recipes, latest, strict=True):
         history = recipe.history
         usable = seen.isfinite() & (seen > 0)  # 0: not used in this step
         history.past = torch.cat((torch.where(usable, seen, history.past[0])[None], history.past[:-1]))
+        history.known = [before or now for before, now in zip(history.known, usable.tolist(), strict=True)]
         history.current.zero_()

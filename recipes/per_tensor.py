@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed_lowp import ops
 from mindspeed_lowp.formats import FormatInfo
-from mindspeed_lowp.recipes.base import Operand, Role
+from mindspeed_lowp.recipes.base import NOT_DIVIDED, Divided, Operand, Recipe, Role
 from mindspeed_lowp.recipes.fp32_scales import FP32ScalesRecipe
 
 
@@ -19,14 +21,28 @@ class PerTensorRecipe(FP32ScalesRecipe):
     """One copy of each tensor serves both axes. Each expert is a matrix of its own: its weight, its tokens.
 
     Of two such scales the hardware applies the upper 19 bits of the product, and so does the emulation.
+
+    divided: the tensors that are parts of larger ones; their scales are those of the whole ones.
     """
 
     row_alignment: ClassVar[int] = 1
     group_sizes: ClassVar[Sequence[int] | None] = None
+    divided: Divided = NOT_DIVIDED
+
+    def for_layer(self, divided: Divided = NOT_DIVIDED) -> Recipe:
+        if not divided:
+            return self
+        recipe = copy.copy(self)
+        object.__setattr__(recipe, "divided", divided)
+        return recipe
 
     @abstractmethod
     def quantize_matrix(self, x: Tensor, role: Role) -> Operand:
         """Quantize x [M, N]: codes [M, N] and the scale [1], fp32, that they are to be multiplied by."""
+
+    def amax_of_whole(self, x: Tensor, role: Role) -> Tensor:
+        """The largest magnitude of x, or of the tensor that x is a part of, fp32, []."""
+        return largest_of_all(amax_of(x), self.divided[role]) if role in self.divided else amax_of(x)
 
     def one_copy_serves_both_axes(self, role: Role) -> bool:
         return True
@@ -91,6 +107,17 @@ def amax_of(x: Tensor) -> Tensor:
         return x.new_zeros((), dtype=torch.float32)
     low, high = x.aminmax()  # no copy of x
     return torch.maximum(low.abs(), high.abs()).float()
+
+
+def largest_of_all(amax: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The largest over the ranks of each entry of amax, fp32, not negative; NaN where one has it.
+
+    Compared as integers: that is the order of such numbers too, with NaN as the largest, while a maximum of
+    floats may lose it.
+    """
+    bits = amax.abs().view(torch.int32)
+    dist.all_reduce(bits, op=dist.ReduceOp.MAX, group=group)
+    return bits.view(torch.float32)
 
 
 def quantize_by(amax: Tensor, x: Tensor, info: FormatInfo, target: float = 0.0) -> Operand:

@@ -11,7 +11,7 @@ from torch import Tensor
 from mindspeed_lowp import ops
 from mindspeed_lowp.formats import HIF8
 from mindspeed_lowp.recipes.base import Operand, Role
-from mindspeed_lowp.recipes.per_tensor import PerTensorRecipe, amax_of, quantize_by
+from mindspeed_lowp.recipes.per_tensor import PerTensorRecipe, quantize_by
 
 # HiFloat8 is most precise around 1 and loses mantissa bits away from it: its largest magnitudes are brought
 # here, where three bits are left, rather than to its largest value. Gradients spread wider.
@@ -32,12 +32,12 @@ class TensorwiseRecipe(PerTensorRecipe):
     def quantize_matrix(self, x: Tensor, role: Role) -> Operand:
         info = self.element(role)
         target = _HIF8_TARGET[role] if info is HIF8 else 0.0  # 0: the format's largest value
-        if x.dtype != torch.float32:
+        if x.dtype != torch.float32 and role not in self.divided:
             return Operand(
                 *ops.dynamic_quant(x, dst_type=info.npu_code, quant_mode="pertensor", dst_type_max=target)
             )
-        # dynamic_quant takes 16-bit tensors only.
-        return quantize_by(amax_of(x), x, info, target)
+        # dynamic_quant takes 16-bit tensors only, and sees no other rank's part.
+        return quantize_by(self.amax_of_whole(x, role), x, info, target)
 
 
 @dataclass(frozen=True)

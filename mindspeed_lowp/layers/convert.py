@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from mindspeed_lowp.layers.mx_linear import MXLinear
-from mindspeed_lowp.recipes import Recipe
+from mindspeed_lowp.recipes import NOT_DIVIDED, Recipe
 
 # By exact class: a subclass of somebody else's has a forward of its own, and stays as it is.
 _CONVERTED: dict[type[nn.Module], type[nn.Module]] = {}
@@ -32,6 +32,7 @@ def register_layer(
     """From now on, layers of the class `original` are converted to `converted`, which adds only behaviour.
 
     A converted layer has an attribute `recipe`. converted may be left out where `original` has one itself.
+    A tensor-parallel layer says by a method `divided_tensors() -> Divided` of which tensors it has a shard.
     grouped: it holds the linears of several experts.
     """
     converted = converted or original
@@ -139,7 +140,8 @@ def _is_convertible(module: nn.Module) -> bool:
 def _convert(module: nn.Module, recipe: Recipe) -> None:
     module.__class__ = _CONVERTED[type(module)]
     if getattr(module, "recipe", None) != recipe:  # else it has that recipe already, and maybe state with it
-        module.recipe = recipe.for_layer()
+        parts = module.divided_tensors() if hasattr(module, "divided_tensors") else NOT_DIVIDED
+        module.recipe = recipe.for_layer(parts)
 
 
 def by_name(linears: Choice, experts: Choice) -> Callable[[str, nn.Module], Recipe | None]:

@@ -25,7 +25,8 @@ from torch.nn import Parameter
 
 from mindspeed_lowp.layers import WeightCache, lowp_grouped_linear
 from mindspeed_lowp.megatron.delayed_scaling import KeepsHistory
-from mindspeed_lowp.recipes import Recipe
+from mindspeed_lowp.megatron.linear import divided
+from mindspeed_lowp.recipes import Divided, Recipe
 
 
 class TEGroupedLinear(KeepsHistory, torch.nn.Module):
@@ -127,6 +128,10 @@ class TEGroupedLinear(KeepsHistory, torch.nn.Module):
             return y, biases
         parts = y.split(list(tokens_per_expert))
         return torch.cat([part + bias for part, bias in zip(parts, biases, strict=True)]), None
+
+    def divided_tensors(self) -> Divided:
+        other = "grad" if self.partition_dim == 0 else "input"
+        return divided("weight", other, group=self._groups.expt_tp)
 
     def backward_dw(self) -> None:
         """Nothing is left to do: weight gradients are computed with the rest of backward."""

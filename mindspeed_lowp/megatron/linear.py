@@ -13,7 +13,12 @@ from torch.distributed import ProcessGroup
 
 from mindspeed_lowp.layers import TensorParallel, WeightCache, WeightGrad, lowp_linear
 from mindspeed_lowp.megatron.delayed_scaling import KeepsHistory
-from mindspeed_lowp.recipes import Recipe
+from mindspeed_lowp.recipes import NOT_DIVIDED, Divided, Recipe, Role
+
+
+def divided(*roles: Role, group: ProcessGroup) -> Divided:
+    """These tensors of a layer are divided over `group`, unless it has one rank only."""
+    return dict.fromkeys(roles, group) if group.size() > 1 else NOT_DIVIDED
 
 
 class WithRecipe(KeepsHistory):
@@ -76,6 +81,12 @@ class WithRecipe(KeepsHistory):
 class LowpColumnParallelLinear(WithRecipe, ColumnParallelLinear):
     """ColumnParallelLinear whose GEMMs a recipe quantizes."""
 
+    def divided_tensors(self) -> Divided:
+        return divided("weight", "grad", group=self.tp_group)
+
 
 class LowpRowParallelLinear(WithRecipe, RowParallelLinear):
     """RowParallelLinear whose GEMMs a recipe quantizes."""
+
+    def divided_tensors(self) -> Divided:
+        return divided("weight", "input", group=self.tp_group)

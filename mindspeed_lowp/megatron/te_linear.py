@@ -25,8 +25,14 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import Parameter
 
-from mindspeed_lowp.megatron.linear import LowpColumnParallelLinear, LowpRowParallelLinear, WithRecipe
+from mindspeed_lowp.megatron.linear import (
+    LowpColumnParallelLinear,
+    LowpRowParallelLinear,
+    WithRecipe,
+    divided,
+)
 from mindspeed_lowp.megatron.te_norm import new_norm_parameters, normalize
+from mindspeed_lowp.recipes import NOT_DIVIDED, Divided
 
 
 class TELinear(WithRecipe, torch.nn.Module):
@@ -99,6 +105,11 @@ class TELinear(WithRecipe, torch.nn.Module):
             sequence_parallel=False,
         )
         return y, self.bias if self.skip_bias_add else None
+
+    def divided_tensors(self) -> Divided:
+        # Under sequence parallelism each rank has its own rows.
+        rows_differ = self.config.sequence_parallel and not self.is_expert
+        return divided("input", "grad", group=self.tp_group) if rows_differ else NOT_DIVIDED
 
     def backward_dw(self) -> None:
         """Nothing is left to do: weight gradients are computed with the rest of backward."""

@@ -1,5 +1,6 @@
 """Two processes, one column-parallel layer: against the undivided layer."""
 
+import itertools
 import os
 
 import torch
@@ -10,15 +11,19 @@ from mindspeed_lowp import get_recipe, lowp_linear
 from mindspeed_lowp.layers import TensorParallel
 from mindspeed_lowp.memory import saved_bytes
 from mindspeed_lowp.recipes import recipe_class, recipe_names
+from mindspeed_lowp.recipes.delayed import advance
 
 from .oracle import assert_product, dequantize, quantized
 from .test_linear import POLICIES, make_case
 
 RANKS = 2
 
+mp.get_context("forkserver").set_forkserver_preload(["mindspeed_lowp"])  # imported once, not by every process
+
 
 def spawn(function, *args, tmp_path):
-    mp.spawn(_entry, (function, str(tmp_path / "store"), *args), nprocs=RANKS)
+    arguments = (function, str(tmp_path / "store"), *args)
+    mp.start_processes(_entry, arguments, nprocs=RANKS, start_method="forkserver")
 
 
 def _entry(rank, function, store, *args):
@@ -29,6 +34,10 @@ def _entry(rank, function, store, *args):
         function(rank, *args)
     finally:
         dist.destroy_process_group()
+
+
+def every_recipe():
+    return [(name, fp8_format) for name in recipe_names() for fp8_format in recipe_class(name).formats]
 
 
 def sequence_parallel(rank, rows, policy):
@@ -131,24 +140,96 @@ def undivided(rank):
     x, weight, _, grad = make_case(RANKS * rows, 96, 128, bias=False)
     mine, features = slice(rank * rows, (rank + 1) * rows), slice(rank * 64, (rank + 1) * 64)
     parallel = TensorParallel(dist.group.WORLD, sequence_parallel=True)
-    for name in recipe_names():
-        for fp8_format in recipe_class(name).formats:
-            recipe = get_recipe(name, fp8_format=fp8_format)
-            local, w = x[mine].clone().requires_grad_(), weight[features].clone().requires_grad_()
-            y = lowp_linear(local, w, None, recipe, parallel=parallel)
-            y.backward(grad[:, features])
-            whole, alone = x.clone().requires_grad_(), weight[features].clone().requires_grad_()
-            y_alone = lowp_linear(whole, alone, None, get_recipe(name, fp8_format=fp8_format))
-            y_alone.backward(grad[:, features])
-            assert torch.equal(y, y_alone), (name, fp8_format)
-            assert torch.equal(w.grad, alone.grad), (name, fp8_format)
-            gathered = [torch.empty_like(whole) for _ in range(RANKS)]
-            dist.all_gather(gathered, whole.grad)
-            assert torch.equal(local.grad, sum(gathered)[mine]), (name, fp8_format)
+    for name, fp8_format in every_recipe():
+        recipe = get_recipe(name, fp8_format=fp8_format)
+        local, w = x[mine].clone().requires_grad_(), weight[features].clone().requires_grad_()
+        y = lowp_linear(local, w, None, recipe, parallel=parallel)
+        y.backward(grad[:, features])
+        whole, alone = x.clone().requires_grad_(), weight[features].clone().requires_grad_()
+        y_alone = lowp_linear(whole, alone, None, get_recipe(name, fp8_format=fp8_format))
+        y_alone.backward(grad[:, features])
+        assert torch.equal(y, y_alone), (name, fp8_format)
+        assert torch.equal(w.grad, alone.grad), (name, fp8_format)
+        gathered = [torch.empty_like(whole) for _ in range(RANKS)]
+        dist.all_gather(gathered, whole.grad)
+        assert torch.equal(local.grad, sum(gathered)[mine]), (name, fp8_format)
 
 
 def test_every_recipe_under_sequence_parallelism_is_that_of_the_undivided_layer(tmp_path):
     spawn(undivided, tmp_path=tmp_path)
+
+
+def codes(operand):
+    return operand.data.contiguous().view(torch.uint8)
+
+
+def parts(rank):
+    """Cut where every recipe's blocks end, each rank's part has the codes that it has in the whole."""
+    x = torch.randn(256, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    x[:, :128] *= 16  # the ranks' magnitudes differ
+    for (name, fp8_format), dtype in itertools.product(every_recipe(), (torch.bfloat16, torch.float32)):
+        for role, dim in itertools.product(("input", "weight", "grad"), (0, 1)):
+            whole, mine = x.to(dtype), x.to(dtype).chunk(RANKS, dim)[rank].contiguous()
+            recipe = get_recipe(name, fp8_format=fp8_format).for_layer({role: dist.group.WORLD})
+            expected = get_recipe(name, fp8_format=fp8_format).quantize(whole, role, (-1, -2))
+            for axis, operand in recipe.quantize(mine, role, (-1, -2)).items():
+                case = (name, fp8_format, dtype, role, dim, axis)
+                assert torch.equal(codes(operand), codes(expected[axis]).chunk(RANKS, dim)[rank]), case
+                if operand.scale.dim() == 1:
+                    assert torch.equal(operand.scale, expected[axis].scale), case
+
+
+def test_a_part_of_a_divided_tensor_is_quantized_as_in_the_whole(tmp_path):
+    spawn(parts, tmp_path=tmp_path)
+
+
+def parts_of_experts(rank):
+    """Tokens by expert, their features divided: an expert's scale is that of all its features."""
+    x = torch.randn(40, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
+    x[:, :32] *= 16
+    group_list = torch.tensor([3, 3, 40])
+    for name, fp8_format in every_recipe():
+        recipe = get_recipe(name, fp8_format=fp8_format)
+        expected = recipe.quantize_groups(x, "input", group_list, (-1,))[-1]
+        if expected.scale.dim() == 1:
+            layer = recipe.for_layer({"input": dist.group.WORLD})
+            mine = layer.quantize_groups(x.chunk(RANKS, 1)[rank].contiguous(), "input", group_list, (-1,))[-1]
+            assert torch.equal(codes(mine), codes(expected).chunk(RANKS, 1)[rank]), (name, fp8_format)
+            assert torch.equal(mine.scale, expected.scale), (name, fp8_format)
+
+
+def test_a_part_of_experts_tokens_is_quantized_as_in_the_whole(tmp_path):
+    spawn(parts_of_experts, tmp_path=tmp_path)
+
+
+def broken_part(rank):
+    x = torch.ones(2, 4).bfloat16()
+    for value, broken in itertools.product((float("nan"), -float("nan"), float("inf")), range(RANKS)):
+        for name in ("tensorwise", "hif8", "delayed"):
+            recipe = get_recipe(name).for_layer({"input": dist.group.WORLD})
+            mine = x.clone()
+            mine[1, 2] = value if rank == broken else 1.0
+            scale = recipe.quantize(mine, "input", (-1,))[-1].scale
+            assert not scale.isfinite(), (name, value, broken, scale)
+
+
+def test_what_is_broken_in_one_part_is_seen_on_every_rank(tmp_path):
+    spawn(broken_part, tmp_path=tmp_path)
+
+
+def past_magnitudes(rank):
+    """Only the first step asks the others within a layer; afterwards the past is common to all."""
+    recipe = get_recipe("delayed").for_layer({"input": dist.group.WORLD})
+    for step in range(3):
+        x = torch.full((2, 4), 2.0**step * (rank + 1)).bfloat16()
+        scale = recipe.quantize(x, "input", (-1,))[-1].scale
+        latest = 2.0 if step == 0 else 2.0 ** (step - 1) * RANKS
+        assert torch.equal(scale, torch.tensor([latest]) * torch.tensor(1 / 448.0)), step
+        advance([recipe], dist.group.WORLD)
+
+
+def test_delayed_scaling_of_a_divided_tensor_goes_by_the_past_of_all_parts(tmp_path):
+    spawn(past_magnitudes, tmp_path=tmp_path)
 
 
 def test_gathered_operand_dequantizes_to_the_ranks_rows():
