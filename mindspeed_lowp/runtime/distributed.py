@@ -14,20 +14,34 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 
 def install() -> None:
-    """Redirect the creation of process groups."""
-    for name in ("init_process_group", "new_group"):
-        on_gloo = _on_gloo(getattr(dist, name))
-        setattr(dist, name, on_gloo)
-        setattr(dist.distributed_c10d, name, on_gloo)
+    """Redirect the creation of process groups, and what NCCL and gloo do differently."""
+    for name, wrap in (("init_process_group", _on_gloo), ("new_group", _on_gloo), ("isend", _holding_memory)):
+        wrapped = wrap(getattr(dist, name))
+        setattr(dist, name, wrapped)
+        setattr(dist.distributed_c10d, name, wrapped)
     # Megatron's names for these collectives are PyTorch's former ones.
     warnings.filterwarnings(
         "ignore",
         r"`torch.distributed.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated",
         FutureWarning,
     )
+
+
+def _holding_memory(isend: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a send keep the memory it reads, as NCCL's does by the order of its stream.
+
+    Megatron's interleaved pipeline gives a tensor other memory right after it started sending it.
+    """
+
+    @functools.wraps(isend)
+    def wrapper(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return isend(tensor.detach(), *args, **kwargs)
+
+    return wrapper
 
 
 def _on_gloo(create: Callable[..., Any]) -> Callable[..., Any]:

@@ -69,3 +69,19 @@ def test_resumed_training_is_the_same_to_the_bit(
     assert len(through.losses) == 6 and resumed.losses == through.losses[3:]
     for name, parameter in through.last.items():
         assert torch.equal(parameter, resumed.last[name]), name
+
+
+def test_a_pipeline_trains_like_one_stage(tmp_path: Path) -> None:
+    """From one checkpoint: activations must arrive as they were sent, whenever the sender frees them."""
+    common = [*ONE, "--num-layers", "4", "--global-batch-size", "8", "--untie-embeddings-and-output-weights"]
+    succeeded(
+        train(tmp_path, [*common, "--train-iters", "1", "--save", "checkpoint", "--save-interval", "1"])
+    )
+    load = ["--train-iters", "4", "--load", "checkpoint", "--finetune"]
+    [one] = succeeded(train(tmp_path, [*common, *load]))
+    pipeline = [*common, *load, "--pipeline-model-parallel-size", "2"]
+    for interleaved in ([], ["--num-layers-per-virtual-pipeline-stage", "1"]):
+        first, last = succeeded(train(tmp_path, [*pipeline, *interleaved], ranks=2))
+        assert first.losses == [] and len(last.losses) == 4
+        # The gradient's norm, by which it is clipped, is summed stage by stage.
+        torch.testing.assert_close(last.losses, one.losses, rtol=1e-6, atol=0)
