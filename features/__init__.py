@@ -7,6 +7,8 @@ command-line arguments.
 from __future__ import annotations
 
 from mindspeed_lowp.features.base import Feature
+from mindspeed_lowp.features.checkpoint_precision import CheckpointPrecisionFeature
+from mindspeed_lowp.features.checkpoint_tracker import CheckpointTrackerFeature
 from mindspeed_lowp.features.data_path import DataPathFeature
 from mindspeed_lowp.features.delayed_scaling import DelayedScalingFeature
 from mindspeed_lowp.features.fp8_training import FP8TrainingFeature
@@ -28,6 +30,8 @@ def create_features() -> list[Feature]:
         FP8TrainingFeature(),
         DelayedScalingFeature(),
         DataPathFeature(),
+        CheckpointPrecisionFeature(),
+        CheckpointTrackerFeature(),
     ]
 
 

@@ -48,8 +48,17 @@ class Run:
     quantized: list[dict[int, int]] = field(default_factory=list)  # weights by axis, in each step
 
 
-def train(folder: Path, flags: list[str], ranks: int = 1, precision: str = "--bf16") -> list[Run]:
-    """Train with `MODEL` and `flags`, in fp32 where `precision` is empty; what each rank left."""
+def train(
+    folder: Path,
+    flags: list[str],
+    ranks: int = 1,
+    precision: str = "--bf16",
+    prepare: Callable[[], None] | None = None,
+) -> list[Run]:
+    """Train with `MODEL` and `flags`, in fp32 where `precision` is empty; what each rank left.
+
+    prepare: called in each process before it starts.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -60,7 +69,7 @@ def train(folder: Path, flags: list[str], ranks: int = 1, precision: str = "--bf
         if ranks > 1:
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         all_flags = [*MODEL, *precision.split(), *flags]
-        arguments = (record, environment, all_flags, folder)
+        arguments = (record, environment, all_flags, folder, prepare)
         processes.append(_forkserver.Process(target=_run, args=arguments))
         processes[-1].start()
     for process in processes:
@@ -69,7 +78,11 @@ def train(folder: Path, flags: list[str], ranks: int = 1, precision: str = "--bf
             process.kill()
             process.join()
     return [
-        Run(process.exitcode, _output(record).read_text(), **(torch.load(record) if record.exists() else {}))
+        Run(
+            process.exitcode,
+            _output(record).read_text(errors="replace"),
+            **(torch.load(record) if record.exists() else {}),
+        )
         for process, record in zip(processes, records, strict=True)
     ]
 
@@ -85,7 +98,13 @@ def _output(record: Path) -> Path:
     return record.with_suffix(".log")
 
 
-def _run(record_path: Path, environment: dict[str, str], flags: list[str], folder: Path) -> None:
+def _run(
+    record_path: Path,
+    environment: dict[str, str],
+    flags: list[str],
+    folder: Path,
+    prepare: Callable[[], None] | None,
+) -> None:
     os.environ.update(environment)
     os.chdir(folder)
     multiprocessing.set_start_method("fork", force=True)  # for the data loaders
@@ -93,6 +112,8 @@ def _run(record_path: Path, environment: dict[str, str], flags: list[str], folde
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
         try:
+            if prepare is not None:
+                prepare()
             _train(record_path, flags)
         except SystemExit as stop:
             # What the interpreter does at the end of a script.

@@ -130,6 +130,8 @@ print(args.fp8, args.fp8_recipe, args.fp8_quant_fb_split)
         "FP8TrainingFeature",
         "DelayedScalingFeature",
         "DataPathFeature",
+        "CheckpointPrecisionFeature",
+        "CheckpointTrackerFeature",
     ]
     assert features == str(expected)
     assert patches == "['megatron.training.training.get_model']"

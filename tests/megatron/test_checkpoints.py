@@ -50,9 +50,11 @@ def test_the_history_of_delayed_scaling_is_resumed_too(tmp_path, experts):
 def test_a_bf16_checkpoint_continues_in_mxfp8_and_back(tmp_path):
     through = start(tmp_path, [])
     [mxfp8] = succeeded(train(tmp_path, [*MXFP8, "--train-iters", "6", *LOAD, *SAVE]))
+    assert mxfp8.output.count("the checkpoint was trained in bf16; it continues in mxfp8 (e4m3)\n") == 1
     assert mxfp8.losses != through.losses[3:]
     torch.testing.assert_close(mxfp8.losses, through.losses[3:], rtol=0.01, atol=0)
     [back] = succeeded(train(tmp_path, ["--train-iters", "7", "--override-opt_param-scheduler", *LOAD]))
+    assert back.output.count("the checkpoint was trained in mxfp8 (e4m3); it continues in bf16\n") == 1
     assert all(torch.equal(mxfp8.last[name], parameter) for name, parameter in back.first.items())
 
 

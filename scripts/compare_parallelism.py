@@ -1,0 +1,204 @@
+"""Train a small GPT divided over processes in every way, by every recipe, and compare with the undivided run.
+
+    python scripts/compare_parallelism.py --output output/parallelism
+
+All runs start from one bf16 checkpoint, dense or with experts, and see the same batches. Writes dense.md and
+moe.md: for each way and recipe how far the last loss is from that of the same recipe undivided. Finished runs
+are kept in results.json and not repeated. Of the tests it borrows how they run the trainer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.trainer import MOE, Run, train
+
+# Shards of 128 features and 128 rows, whole in every recipe's blocks.
+MODEL = """
+    --num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64
+    --micro-batch-size 4 --global-batch-size 8 --untie-embeddings-and-output-weights
+    --make-vocab-size-divisible-by 256
+""".split()
+EXPERTS = [*MOE, "--moe-ffn-hidden-size", "256"]
+
+RECIPES = {
+    "bf16": "",
+    "mxfp8": "--fp8-format e4m3 --fp8-recipe mxfp8",
+    "mxfp8, deferred": "--fp8-format e4m3 --fp8-recipe mxfp8 --mxfp8-defer-backward-quant",
+    "mxfp8-32x32": "--fp8-format e4m3 --fp8-recipe mxfp8-32x32",
+    "blockwise": "--fp8-format e4m3 --fp8-recipe blockwise",
+    "tensorwise": "--fp8-format hybrid --fp8-recipe tensorwise",
+    "hif8": "--fp8-format hif8 --fp8-recipe hif8",
+    "delayed": "--fp8-format hybrid --fp8-recipe delayed",
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to divide or to order the work.
+
+    regroups: other tokens or features share a block or a scale than in the undivided run, so the losses are
+        near to each other and no more.
+    """
+
+    flags: str
+    ranks: int = 1
+    models: tuple[str, ...] = ("dense", "moe")
+    regroups: bool = False
+
+
+_MOE = ("moe",)
+WAYS = {
+    "undivided": Way(""),
+    "TP 2": Way("--tensor-model-parallel-size 2", 2, ("dense",)),
+    "TP 2, SP": Way("--tensor-model-parallel-size 2 --sequence-parallel", 2),
+    "PP 2": Way("--pipeline-model-parallel-size 2", 2),
+    "PP 2, interleaved": Way("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1", 2),
+    "DP 2, distributed optimizer, overlapped": Way(
+        "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather", 2
+    ),
+    "EP 2, alltoall": Way(
+        "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall", 2, _MOE, regroups=True
+    ),
+    "EP 2, allgather": Way(
+        "--expert-model-parallel-size 2 --moe-token-dispatcher-type allgather", 2, _MOE, regroups=True
+    ),
+    "TP 2, SP, EP 2": Way(
+        "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2 "
+        "--expert-tensor-parallel-size 1 --moe-token-dispatcher-type alltoall",
+        2,
+        _MOE,
+    ),
+    "TP 2, SP, PP 2": Way(
+        "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2", 4
+    ),
+    "TP 2, SP, DP 2, distributed optimizer": Way(
+        "--tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer", 4
+    ),
+    "full recomputation": Way(
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    ),
+    "block recomputation": Way(
+        "--recompute-granularity full --recompute-method block --recompute-num-layers 2"
+    ),
+    "selective recomputation": Way("--recompute-activations"),
+    "gradients not fused": Way("--no-gradient-accumulation-fusion"),
+}
+
+# bf16 itself strays so far where only the order of sums differs: it is the first column.
+SAME, NEAR = 2e-3, 1e-2
+
+
+class Comparison:
+    """The runs of one output folder, each done once."""
+
+    def __init__(self, output: Path, steps: int) -> None:
+        self.output, self.steps = output, steps
+        self.results_path = output / "results.json"
+        self.results = json.loads(self.results_path.read_text()) if self.results_path.exists() else {}
+        output.mkdir(parents=True, exist_ok=True)
+
+    def run(self, model: str, way: str, recipe: str) -> dict:
+        key = f"{model}/{way}/{recipe}/{self.steps}"
+        if key not in self.results:
+            runs = self._train(model, WAYS[way], RECIPES[recipe].split())
+            failed = next((run for run in runs if run.exit_code != 0), None)
+            losses = next((run.losses for run in runs if run.losses), [])
+            self.results[key] = {
+                "losses": losses,
+                "saved": [_saved_bytes(run) for run in runs],
+                "failure": failed and failed.output[-2000:],
+            }
+            self.results_path.write_text(json.dumps(self.results, indent=1))
+            print(f"{key}: {'failed' if failed else losses[-1]}", flush=True)
+        return self.results[key]
+
+    def _train(self, model: str, way: Way, recipe: list[str]) -> list[Run]:
+        flags = [*MODEL, *(EXPERTS if model == "moe" else []), *way.flags.split(), *recipe]
+        checkpoint = self._checkpoint(model)
+        folder = Path(tempfile.mkdtemp(prefix="lowp-parallelism-"))
+        flags += ["--train-iters", str(self.steps), "--load", str(checkpoint), "--finetune"]
+        try:
+            return train(folder, flags, ranks=way.ranks)
+        finally:
+            shutil.rmtree(folder)
+
+    def _checkpoint(self, model: str) -> Path:
+        """Where all runs start: one step of the undivided model in bf16."""
+        checkpoint = (self.output / f"checkpoint-{model}").resolve()
+        if not (checkpoint / "latest_checkpointed_iteration.txt").exists():
+            flags = [*MODEL, *(EXPERTS if model == "moe" else []), "--train-iters", "1"]
+            flags += ["--save", str(checkpoint), "--save-interval", "1"]
+            with tempfile.TemporaryDirectory(prefix="lowp-parallelism-") as folder:
+                [run] = train(Path(folder), flags)
+            if run.exit_code != 0:
+                sys.exit(run.output[-4000:])
+        return checkpoint
+
+
+def _saved_bytes(run: Run) -> int | None:
+    _, found, rest = run.output.partition("saved for backward in one micro-batch: ")
+    return int(rest.split()[0]) if found else None
+
+
+def cell(way: Way, result: dict, undivided: dict) -> str:
+    if result["failure"] is not None or not result["losses"]:
+        return "FAILED"
+    distance = result["losses"][-1] / undivided["losses"][-1] - 1
+    passed = abs(distance) <= (NEAR if way.regroups else SAME)
+    return "equal" if distance == 0 else f"{distance:+.4%}" + ("" if passed else " FAILED")
+
+
+def table(comparison: Comparison, model: str) -> str:
+    lines = ["| | " + " | ".join(RECIPES) + " |", "|---|" + "---:|" * len(RECIPES)]
+    for name, way in WAYS.items():
+        if model not in way.models:
+            continue
+        cells = []
+        for recipe in RECIPES:
+            undivided = comparison.run(model, "undivided", recipe)
+            result = comparison.run(model, name, recipe)
+            if name == "undivided":
+                cells.append("FAILED" if undivided["failure"] else f"{undivided['losses'][-1]:.5f}")
+            else:
+                cells.append(cell(way, result, undivided))
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines += ["", "MiB kept for backward by the first rank in one micro-batch:", ""]
+    lines += lines[:2]
+    for name, way in WAYS.items():
+        if model in way.models and not way.regroups and "recomputation" not in name:
+            saved = [comparison.run(model, name, recipe)["saved"][0] for recipe in RECIPES]
+            lines.append(
+                f"| {name} | " + " | ".join("-" if s is None else f"{s / 2**20:.2f}" for s in saved) + " |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, default=Path("output/parallelism"))
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--models", nargs="+", choices=("dense", "moe"), default=["dense", "moe"])
+    arguments = parser.parse_args()
+    comparison = Comparison(arguments.output, arguments.steps)
+    failed = False
+    for model in arguments.models:
+        text = table(comparison, model)
+        (arguments.output / f"{model}.md").write_text(text)
+        print(text)
+        failed |= "FAILED" in text
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
