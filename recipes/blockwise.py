@@ -61,7 +61,8 @@ class BlockwiseRecipe(FP32ScalesRecipe):
             row_block_size=rows,
             col_block_size=BLOCK,
         )
-        return Operand(data, scale + _broken(x))
+        # What a broken element spoils: of blocks its row, as in the product; of tiles the whole matrix.
+        return Operand(data, scale + _broken(x, (-1,) if rows == 1 else (-2, -1)))
 
     def quantize_groups(
         self, x: Tensor, role: Role, group_list: Tensor, axes: Sequence[int]
@@ -94,9 +95,12 @@ class BlockwiseRecipe(FP32ScalesRecipe):
         return Operand(x.data[start:end], x.scale[group_scale_rows(group, start, end, BLOCK)])
 
 
-def _broken(x: Tensor) -> Tensor:
-    """NaN if x has a NaN or Inf, which the operator turns into numbers: it has to be seen. Else 0."""
+def _broken(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """NaN where x, seen over `dims`, has a NaN or Inf, else 0; fp32, with these dimensions of length 1.
+
+    The operator turns NaN and Inf into numbers, and they have to be seen.
+    """
     if x.numel() == 0:
         return x.new_zeros((), dtype=torch.float32)
-    low, high = x.aminmax()
+    low, high = x.amin(dims, keepdim=True), x.amax(dims, keepdim=True)
     return (low - low + (high - high)).float()

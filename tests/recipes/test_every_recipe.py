@@ -137,6 +137,46 @@ def test_zeros_give_zeros(name, fp8_format):
     assert not y.any() and not x.grad.any() and not weight.grad.any()
 
 
+def assert_broken(y: Tensor, where: tuple, others: list[int] | None = None) -> None:
+    """Nothing of y[where] is finite, all of its rows `others` are."""
+    assert not y[where].isfinite().any()
+    assert others is None or y[others].isfinite().all()
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["separate", "stacked"])
+@pytest.mark.parametrize("broken", ["x", "weight", "grad"])
+@pytest.mark.parametrize(("name", "fp8_format"), EVERY)
+def test_a_broken_element_breaks_its_expert_only(name, fp8_format, broken, stacked):
+    """It is seen in all that it is multiplied into, and in nothing of another expert."""
+    counts, mine = [40, 0, 33, 20], 2
+    others = [row for row in range(93) if not 40 <= row < 73]
+    for bad in (float("nan"), float("-inf")):
+        x, grad = wide((97, 96), torch.bfloat16, 0), wide((97, 72), torch.bfloat16, 1)
+        weights = [wide((72, 96), torch.bfloat16, 2 + expert) for expert in range(4)]
+        {"x": x[45], "weight": weights[mine][7], "grad": grad[45]}[broken][5] = bad
+        x.requires_grad_()
+        given = torch.stack([w.mT for w in weights]) if stacked else weights
+        leaves = [given.requires_grad_()] if stacked else [weight.requires_grad_() for weight in given]
+        y = lowp_grouped_linear(x, given, counts, get_recipe(name, fp8_format=fp8_format))
+        y.backward(grad)
+        dw = leaves[0].grad.mT if stacked else [leaf.grad for leaf in leaves]
+        if broken == "x":
+            # Experts share what decides a scale of `delayed`.
+            assert_broken(y, (45,), None if name == "delayed" else others)
+            assert_broken(dw[mine], (slice(None), 5))
+            assert x.grad.isfinite().all()
+        elif broken == "weight":
+            assert_broken(y, (slice(40, 73), 7), others)
+            assert_broken(x.grad, (slice(40, 73), 5), others)
+            assert dw[mine].isfinite().all()
+        else:
+            assert_broken(x.grad, (45,), others)
+            assert_broken(dw[mine], (5,))
+        if (name, broken) != ("delayed", "x"):
+            assert all(dw[expert].isfinite().all() for expert in (0, 1, 3))
+        assert not y[93:].any() and not x.grad[93:].any()
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize(("name", "fp8_format"), EVERY)
 def test_a_broken_gradient_is_seen(name, fp8_format, bad):
