@@ -28,6 +28,25 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.4)
 
 
+def tell_nearest_flags(parser: argparse.ArgumentParser) -> None:
+    """Let the parser answer unknown flags by the nearest ones that it has, not by all of its usage."""
+    give_up = parser.error
+
+    def error(message: str) -> NoReturn:
+        before, _, words = message.partition("unrecognized arguments: ")
+        unknown = [word.split("=", 1)[0] for word in words.split() if word.startswith("--")]
+        if before or not unknown:
+            give_up(message)
+        known = [flag for action in parser._actions for flag in action.option_strings]
+        lines = []
+        for flag in unknown:
+            close = nearest(flag, known)
+            lines.append(f"{flag}: no such flag" + (f"; the nearest: {', '.join(close)}" if close else ""))
+        stop("; ".join(lines))
+
+    parser.error = error
+
+
 def find_option(parser: argparse.ArgumentParser, flag: str) -> argparse.Action | None:
     """The option of `parser` called `flag`, in whichever group it was added."""
     return next((action for action in parser._actions if flag in action.option_strings), None)

@@ -24,6 +24,7 @@ _ALL_GEMMS = "weight gradients are computed in FP8 too; leave it out"
 _HIGH_PRECISION_WEIGHTS = "the weights themselves stay in high precision; leave it out"
 _USE_FILTER = "name the layers to keep in high precision with --lowp-filter-fqns, e.g. decoder.layers.0."
 _ANY_GROUP_SIZE = "experts take any number of tokens; leave it out"
+_OTHER_FORMAT = "it is for another low-precision format; leave it or --fp8-format out"
 _USE_DDP = "sharded parameters are not supported; use --use-distributed-optimizer"
 
 # Flags of Megatron that only Transformer Engine would act upon, and wrappers that do not know these layers.
@@ -38,12 +39,34 @@ _REFUSED = {
     "--keep-fp8-transpose-cache": _HIGH_PRECISION_WEIGHTS,
     "--moe-router-padding-for-fp8": _ANY_GROUP_SIZE,
     "--moe-router-padding-for-quantization": _ANY_GROUP_SIZE,
-    "--fp4-format": "it is another low-precision format; leave it or --fp8-format out",
+    "--fp4-format": _OTHER_FORMAT,
+    "--fp4-recipe": _OTHER_FORMAT,
+    "--fp4-quantizer-factory": _OTHER_FORMAT,
     "--te-precision-config-file": _USE_FILTER,
     "--use-torch-fsdp2": _USE_DDP,
     "--use-megatron-fsdp": _USE_DDP,
     "--use-custom-fsdp": _USE_DDP,
 }
+
+# Flags that mean something in FP8 training alone; Megatron takes those of its own in any case.
+_BLOCKS = ("--num-layers-at-start-in-bf16", "--num-layers-at-end-in-bf16")
+_NEED_FP8 = (
+    "--lowp-filter-fqns",
+    "--lowp-moe-fqns",
+    "--no-use-gmm-fp8",
+    "--lowp-emulate",
+    "--first-last-layers-bf16",
+    *_BLOCKS,
+    "--fp8-amax-history-len",
+    "--fp8-amax-compute-algo",
+    "--fp8-margin",
+    "--fp8-interval",
+    "--fp8-quantizer-factory",
+    "--no-fp8-wgrad",
+    "--disable-fp8-wgrad",
+    "--fp8-param-gather",
+    "--keep-fp8-transpose-cache",
+)
 
 
 class FP8TrainingFeature(Feature):
@@ -101,14 +124,10 @@ def _check_nothing_needs_fp8(args: Namespace) -> None:
             f"--fp8-recipe {args.fp8_recipe} has no effect without --fp8-format (the run would train in high "
             "precision): add --fp8-format e4m3, or hybrid for E5M2 gradients"
         )
-    for flag, value in (
-        ("--lowp-filter-fqns", getattr(args, "lowp_filter_fqns", None)),
-        ("--lowp-moe-fqns", getattr(args, "lowp_moe_fqns", None)),
-        ("--no-use-gmm-fp8", not getattr(args, "use_gmm_fp8", True)),
-        ("--lowp-emulate", getattr(args, "lowp_emulate", False)),
-    ):
-        if value:
-            stop(f"{flag} has no effect without FP8 training: add --fp8-format e4m3 --fp8-recipe mxfp8")
+    flag = typed(*_NEED_FP8)
+    if flag:
+        remedy = "leave it out" if flag in _REFUSED else "add --fp8-format e4m3 --fp8-recipe mxfp8"
+        stop(f"{flag} has no effect without FP8 training: {remedy}")
 
 
 def _open_choices(parser: ArgumentParser, flag: str, accepted: Iterable[str], what: str) -> None:
@@ -125,19 +144,19 @@ def _check_refused_flags(args: Namespace) -> None:
 
 
 def _check_blocks(recipes: Sequence[str], args: Namespace) -> None:
-    counts = {
-        "--num-layers-at-start-in-bf16": getattr(args, "num_layers_at_start_in_bf16", 0),
-        "--num-layers-at-end-in-bf16": getattr(args, "num_layers_at_end_in_bf16", 0),
-    }
     if not getattr(args, "first_last_layers_bf16", False):
-        flag = typed(*counts)
+        flag = typed(*_BLOCKS)
         if flag:
             stop(f"{flag} has no effect without --first-last-layers-bf16: add it, or leave {flag} out")
         return
     if "delayed" in recipes:
         accepted = ", ".join(name for name in recipe_names() if name != "delayed")
-        stop(f"--first-last-layers-bf16 cannot be used with --fp8-recipe delayed; accepted: {accepted}")
-    for flag, count in counts.items():
+        stop(
+            f"--first-last-layers-bf16 cannot be used with the recipe delayed ({asked_by(args)}); accepted: "
+            f"{accepted}"
+        )
+    counts = args.num_layers_at_start_in_bf16, args.num_layers_at_end_in_bf16
+    for flag, count in zip(_BLOCKS, counts, strict=True):
         if not 0 <= count <= args.num_layers:
             stop(f"{flag} {count}: expected a number from 0 to --num-layers {args.num_layers}")
 

@@ -154,6 +154,8 @@ def select(args: Namespace) -> Selections:
     if grouped and not getattr(args, "use_gmm_fp8", True):
         wins("--no-use-gmm-fp8", f"[{GROUPED}]")
         grouped = None
+    if path and grouped and not getattr(args, "num_experts", None):
+        notes.append(f"{path}: [{GROUPED}] has no effect: the model has no experts")
     if grouped is None and expert_names:
         wins("--lowp-moe-fqns", "converters, which do without experts,")
         grouped = Section(args.fp8_recipe)
@@ -209,6 +211,6 @@ def known_recipe(name: str, args: Namespace) -> type[Recipe]:
             f"--fp8-format {args.fp8} needs --fp8-recipe as well (the default, {name}, is not available "
             f"here): add --fp8-recipe mxfp8; accepted: {accepted}"
         )
-    close = nearest(name, recipe_names(), count=1)
+    close = nearest(name.lower(), recipe_names(), count=1)
     hint = f"did you mean --fp8-recipe {close[0]}? " if close else ""
     stop(f"--fp8-recipe {name}: no such recipe here; {hint}accepted: {accepted}")

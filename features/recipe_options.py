@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,14 @@ from typing import Any, NoReturn
 
 from mindspeed_lowp.features.command_line import stop, typed
 from mindspeed_lowp.features.layer_selection import asked_by, known_recipe
-from mindspeed_lowp.recipes import Recipe, recipe_class, recipe_names, registered_recipes
+from mindspeed_lowp.recipes import (
+    Recipe,
+    format_hint,
+    option_names,
+    recipe_class,
+    recipe_names,
+    registered_recipes,
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ _OPTIONS = (
 def recipe_from_args(name: str, args: Namespace) -> Recipe:
     """The recipe called `name` with the options that were typed; stops the run where they do not fit."""
     cls = known_recipe(name, args)
-    values = {option.field: option.value(args) for option in _OPTIONS if option.field in _fields(cls)}
+    values = {option.field: option.value(args) for option in _OPTIONS if option.field in option_names(cls)}
     try:
         return cls(fp8_format=_format(cls, args), **values)
     except ValueError as error:
@@ -60,7 +66,7 @@ def check_options(names: Sequence[str], args: Namespace) -> None:
     for option in _OPTIONS:
         flag = typed(*option.flags)
         if flag and not any(takes(name, option.field) for name in names):
-            owners = [cls.name for cls in registered_recipes() if option.field in _fields(cls)]
+            owners = [cls.name for cls in registered_recipes() if option.field in option_names(cls)]
             remedy = f"it belongs to the recipe {owners[0]}; leave it out" if owners else "leave it out"
             stop(f"{flag} cannot be used with {asked_by(args)}: {remedy}")
 
@@ -74,11 +80,7 @@ def check_format(names: Sequence[str], args: Namespace) -> None:
 
 def takes(name: str, field: str) -> bool:
     """Whether there is a recipe called `name`, and it has this option."""
-    return name in recipe_names() and field in _fields(recipe_class(name))
-
-
-def _fields(cls: type[Recipe]) -> set[str]:
-    return {field.name for field in dataclasses.fields(cls) if field.init}
+    return name in recipe_names() and field in option_names(recipe_class(name))
 
 
 def _format(cls: type[Recipe], args: Namespace) -> str:
@@ -94,5 +96,5 @@ def _stop_for_format(cls: type[Recipe], args: Namespace) -> NoReturn:
     written = typed("--fp8-recipe") or getattr(args, "lowp_config", None)
     origin = "" if written else " (Megatron's default)"
     able = [recipe.name for recipe in registered_recipes() if args.fp8 in recipe.formats]
-    remedy = f"; for {args.fp8}, set --fp8-recipe {able[0]}" if able else ""
+    remedy = f"; for {args.fp8}, set --fp8-recipe {able[0]}" if able else format_hint(args.fp8, cls.formats)
     stop(f"--fp8-format {args.fp8}: the recipe {cls.name}{origin} takes {' or '.join(cls.formats)}{remedy}")

@@ -5,6 +5,14 @@
 >>> y = lowp_linear(x, weight, bias, recipe)  # doctest: +SKIP
 """
 
+from importlib.util import find_spec
+
+if find_spec("mindspeed_lowp.recipes") is None:  # in the source tree it stands elsewhere, see setup.py
+    raise ImportError(
+        f"mindspeed_lowp is imported from its source tree ({__path__[0]}), not from where it is installed: "
+        "work outside of that folder, or run `pip install -e .` there"
+    )
+
 from mindspeed_lowp.layers import (
     MoETrainingConfig,
     MXLinear,

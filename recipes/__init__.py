@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from mindspeed_lowp.recipes.base import NOT_DIVIDED, Divided, Operand, Recipe, Role
+from mindspeed_lowp.recipes.base import NOT_DIVIDED, Divided, Operand, Recipe, Role, format_hint
 from mindspeed_lowp.recipes.blockwise import BlockwiseRecipe
 from mindspeed_lowp.recipes.delayed import DelayedRecipe
 from mindspeed_lowp.recipes.mxfp8 import MXFP8Recipe
 from mindspeed_lowp.recipes.mxfp8_32x32 import MXFP832x32Recipe
 from mindspeed_lowp.recipes.registry import (
     get_recipe,
+    option_names,
     recipe_class,
     recipe_names,
     register_recipe,
@@ -28,7 +29,9 @@ __all__ = [
     "Recipe",
     "Role",
     "TensorwiseRecipe",
+    "format_hint",
     "get_recipe",
+    "option_names",
     "recipe_class",
     "recipe_names",
     "register_recipe",

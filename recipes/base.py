@@ -33,6 +33,11 @@ NOT_DIVIDED: Divided = MappingProxyType({})
 _ELEMENTS = {"e4m3": (E4M3, E4M3), "hybrid": (E4M3, E5M2), "hif8": (HIF8, HIF8)}
 
 
+def format_hint(wrong: str, accepted: Sequence[str]) -> str:
+    """What to add to a message about a format that is none of a recipe's."""
+    return "; for E5M2 gradients, hybrid" if wrong == "e5m2" and "hybrid" in accepted else ""
+
+
 class Operand(NamedTuple):
     """A quantized matrix, or a stack of them: codes and the scales that belong to them.
 
@@ -72,6 +77,7 @@ class Recipe(ABC):
         if self.fp8_format not in self.formats:
             raise ValueError(
                 f"fp8_format={self.fp8_format!r}: {self.name} takes one of {', '.join(self.formats)}"
+                f"{format_hint(self.fp8_format, self.formats)}"
             )
 
     def element(self, role: Role) -> FormatInfo:

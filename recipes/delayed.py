@@ -55,7 +55,7 @@ class DelayedRecipe(PerTensorRecipe):
     fp8_format: "e4m3", or "hybrid" for E5M2 gradients.
     amax_history_len: steps that are remembered.
     amax_compute_algo: "most_recent" of them, or their "max".
-    margin: the scale is larger by 2 ** margin.
+    margin: the scale is larger by 2 ** margin, which is an fp32 number.
     """
 
     name: ClassVar[str] = "delayed"
@@ -69,11 +69,13 @@ class DelayedRecipe(PerTensorRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.amax_history_len < 1:
-            raise ValueError(f"amax_history_len={self.amax_history_len}: at least one step is needed")
+        if not isinstance(self.amax_history_len, int) or self.amax_history_len < 1:
+            raise ValueError(f"amax_history_len={self.amax_history_len!r}: expected a whole number from 1 on")
         if self.amax_compute_algo not in AMAX_COMPUTE_ALGOS:
             expected = ", ".join(AMAX_COMPUTE_ALGOS)
             raise ValueError(f"amax_compute_algo={self.amax_compute_algo!r}: expected one of {expected}")
+        if not isinstance(self.margin, int) or not -126 <= self.margin <= 127:
+            raise ValueError(f"margin={self.margin!r}: expected a whole number from -126 to 127")
         object.__setattr__(self, "history", AmaxHistory(self.amax_history_len))
 
     def for_layer(self, divided: Divided = NOT_DIVIDED) -> Recipe:

@@ -21,7 +21,7 @@ class MXFP8Recipe(MXRecipe):
     defer_operands: what is deferred: "weight", or "all" for the input as well (which then stays alive in
         high precision until backward: two bytes an element in place of one).
 
-    Raises ValueError for another format or another value of defer_operands.
+    Raises ValueError for other values.
     """
 
     name: ClassVar[str] = "mxfp8"
@@ -32,6 +32,8 @@ class MXFP8Recipe(MXRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.defer_backward_quant, bool):
+            raise ValueError(f"defer_backward_quant={self.defer_backward_quant!r}: expected True or False")
         if self.defer_operands not in DEFER_OPERANDS:
             raise ValueError(
                 f"defer_operands={self.defer_operands!r}: expected one of {', '.join(DEFER_OPERANDS)}"

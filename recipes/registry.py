@@ -55,7 +55,7 @@ def recipe_class(name: str) -> type[Recipe]:
             _register_announced(point)
     if name not in _registered:
         known = recipe_names()
-        close = difflib.get_close_matches(name, known, n=1)
+        close = difflib.get_close_matches(name.lower(), known, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise ValueError(f"unknown recipe {name!r}{hint}; available: {', '.join(known)}")
     return _registered[name]
@@ -64,12 +64,27 @@ def recipe_class(name: str) -> type[Recipe]:
 def get_recipe(name: str, **options: object) -> Recipe:
     """The recipe called `name`, with its own options (see the recipe's class).
 
-    Raises ValueError for an unknown name, and TypeError for an option the recipe does not have.
+    Raises ValueError for an unknown name and for a value that an option cannot have, and TypeError for an
+    option that the recipe does not have.
 
     >>> get_recipe("mxfp8", fp8_format="hybrid", defer_backward_quant=True).defers("weight")
     True
     """
-    return recipe_class(name)(**options)
+    if not isinstance(name, str):
+        raise TypeError(f"get_recipe: name={name!r} is not a string; available: {', '.join(recipe_names())}")
+    cls = recipe_class(name)
+    accepted = option_names(cls)
+    for option in options:
+        if option not in accepted:
+            close = difflib.get_close_matches(option, accepted, n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise TypeError(f"the recipe {name} has no option {option}{hint}; it has: {', '.join(accepted)}")
+    return cls(**options)
+
+
+def option_names(recipe: type[Recipe]) -> list[str]:
+    """The options of a recipe: the fields of its dataclass that can be given."""
+    return [field.name for field in dataclasses.fields(recipe) if field.init]
 
 
 @cache

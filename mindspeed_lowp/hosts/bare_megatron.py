@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspeed_lowp.features import create_bare_megatron_features
-from mindspeed_lowp.features.command_line import stop
+from mindspeed_lowp.features.command_line import stop, tell_nearest_flags
 from mindspeed_lowp.hosts.features_manager import FeaturesManager
 from mindspeed_lowp.hosts.patch_manager import PatchManager
 
@@ -57,6 +57,7 @@ def parse_args_wrapper(parse_args: Callable[..., Namespace]) -> Callable[..., Na
             if extra_args_provider is not None:
                 parser = extra_args_provider(parser)
             features_manager.register_features_args(parser)
+            tell_nearest_flags(parser)
             return parser
 
         args = parse_args(provider, ignore_unknown_args)

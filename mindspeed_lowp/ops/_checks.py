@@ -13,18 +13,24 @@ from mindspeed_lowp.formats import E8M0_NPU_CODE, MX_BLOCK, MXFP8_FORMATS
 
 _ELEMENTS = tuple(info.dtype for info in MXFP8_FORMATS)
 _E8M0 = (None, torch.float8_e8m0fnu, E8M0_NPU_CODE)
+E8M0_BYTES = (torch.uint8, torch.float8_e8m0fnu)  # the dtypes in which E8M0 scales come
 _OUTPUTS = {torch.float16: torch.float16, torch.bfloat16: torch.bfloat16, torch.float32: torch.float32}
 _OUTPUTS |= {5: torch.float16, 15: torch.bfloat16, 6: torch.float32}  # the same as ScalarType numbers
 
 
-def choice(argument: str, value: object, accepted: tuple) -> None:
+def choice(argument: str, value: object, accepted: tuple, beside: str = "") -> None:
+    """``beside``: what else was given that leaves no other choice."""
     if value not in accepted:
-        raise ValueError(f"{argument}={value!r} is not supported; use {' or '.join(map(repr, accepted))}")
+        beside = beside and f" with {beside}"
+        raise ValueError(
+            f"{argument}={value!r} is not supported{beside}; use {' or '.join(map(repr, accepted))}"
+        )
 
 
-def dtype(argument: str, x: Tensor, accepted: tuple[torch.dtype, ...]) -> None:
+def dtype(argument: str, x: Tensor, accepted: tuple[torch.dtype, ...], beside: str = "") -> None:
     if x.dtype not in accepted:
-        raise ValueError(f"{argument} has dtype {x.dtype}; use {' or '.join(map(str, accepted))}")
+        beside = beside and f"with {beside} "
+        raise ValueError(f"{argument} has dtype {x.dtype}; {beside}use {' or '.join(map(str, accepted))}")
 
 
 def accumulator(argument: str, x: Tensor) -> None:
@@ -56,7 +62,7 @@ def scales(argument: str, scale: Tensor | None, kind_argument: str, kind: object
         raise ValueError(f"{argument}=None is not supported; MX operands need their E8M0 scales (uint8)")
     if scale.dtype == torch.float8_e8m0fnu:
         return scale.view(torch.uint8)
-    dtype(argument, scale, (torch.uint8, torch.float8_e8m0fnu))
+    dtype(argument, scale, E8M0_BYTES)
     return scale
 
 

@@ -139,6 +139,11 @@ def quant_matmul(
         raise ValueError("offset is not supported; leave it out")
     info1 = operands.element_format("x1", x1, x1_dtype)
     info2 = operands.element_format("x2", x2, x2_dtype)
+    if group_sizes is None and scale.dtype in _checks.E8M0_BYTES:
+        raise ValueError(
+            f"group_sizes=None is for fp32 scales, and scale has dtype {scale.dtype}; with MX scales, use "
+            f"{list(MX.group_sizes)}"
+        )
     scaling = operands.by_group_sizes(group_sizes, QUANT_MATMUL)
     operands.formats(QUANT_MATMUL, scaling, "x1", info1, "x2", info2)
     _checks.dims("x1", x1, 2, 6)

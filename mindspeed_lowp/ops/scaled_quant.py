@@ -198,7 +198,7 @@ def dynamic_block_quant(
     ``dst_type_max`` are the document's and the kernel's, the golden having neither.
     """
     info = format_of(dst_type, _EIGHT_BITS)
-    _checks.choice("round_mode", round_mode, ("round" if info == HIF8 else "rint",))
+    _checks.choice("round_mode", round_mode, ("round" if info == HIF8 else "rint",), info.name)
     _checks.choice("row_block_size", row_block_size, _ROW_BLOCKS)
     _checks.choice("col_block_size", col_block_size, _COL_BLOCKS)
     _checks.dtype("x", x, _FLOATS)
@@ -249,6 +249,7 @@ def quantize(
     The kernels set the saturating conversion for all formats and round once, and so does this.
     """
     info = format_of(dtype, _EIGHT_BITS, "dtype")
+    _checks.choice("div_mode", div_mode, (True, False))
     _checks.dtype("self", self, _FLOATS)
     _checks.dims("self", self, 1, 8)
     dim = self.dim()
@@ -260,13 +261,14 @@ def quantize(
         raise ValueError(
             f"axis={axis} is out of range for self with {dim} dimensions; use {-dim} to {dim - 1}"
         )
-    _checks.dtype(
-        "scales", scales, tuple(dict.fromkeys((torch.float32, self.dtype))) if div_mode else (self.dtype,)
-    )
+    beside = "" if div_mode else "div_mode=False"
+    accepted = tuple(dict.fromkeys((torch.float32, self.dtype))) if div_mode else (self.dtype,)
+    _checks.dtype("scales", scales, accepted, beside)
     axis = axis % dim
     if scales.shape != (1,):
         _checks.shape("scales", scales, (self.shape[axis],), f"1, or the length of self's axis {axis}")
     if zero_points is not None:
-        _checks.dtype("zero_points", zero_points, _ZERO_POINTS if div_mode else (scales.dtype,))
+        accepted = _ZERO_POINTS if div_mode else (scales.dtype,)
+        _checks.dtype("zero_points", zero_points, accepted, beside)
         _checks.shape("zero_points", zero_points, tuple(scales.shape), "as scales")
     return _quantize(self, scales, zero_points, info.npu_code, axis, div_mode)

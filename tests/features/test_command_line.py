@@ -5,7 +5,15 @@ import argparse
 import pytest
 
 from mindspeed_lowp.features.base import Feature
-from mindspeed_lowp.features.command_line import add_choices, add_option, find_option, nearest, stop, typed
+from mindspeed_lowp.features.command_line import (
+    add_choices,
+    add_option,
+    find_option,
+    nearest,
+    stop,
+    tell_nearest_flags,
+    typed,
+)
 
 
 def test_option_of_the_host_is_extended():
@@ -72,3 +80,33 @@ def test_feature_applies_by_name_or_always():
     assert Feature("use-this").is_need_apply(argparse.Namespace(use_this=1))
     assert not Feature("use-this").is_need_apply(argparse.Namespace())
     assert Feature("use-this", optimization_level=0).is_need_apply(argparse.Namespace())
+
+
+@pytest.fixture
+def parser():
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--fp8-recipe")
+    parser.add_argument("--seed", type=int)
+    tell_nearest_flags(parser)
+    return parser
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--fp8-recip mxfp8", "error: --fp8-recip: no such flag; the nearest: --fp8-recipe"),
+        ("--fp8-recip=mxfp8 x", "error: --fp8-recip: no such flag; the nearest: --fp8-recipe"),
+        ("--qqqqqqqqq --sed 1", "error: --qqqqqqqqq: no such flag; --sed: no such flag; the nearest: --seed"),
+    ],
+)
+def test_unknown_flags_are_told_the_nearest(parser, words, message):
+    with pytest.raises(SystemExit) as info:
+        parser.parse_args(words.split())
+    assert info.value.code.startswith(message)
+
+
+@pytest.mark.parametrize("words", ["--seed x", "positional", "--seed"])
+def test_other_mistakes_are_told_by_argparse(parser, words, capsys):
+    with pytest.raises(SystemExit) as info:
+        parser.parse_args(words.split())
+    assert info.value.code == 2 and "usage:" in capsys.readouterr().err

@@ -46,11 +46,29 @@ def test_recipe_without_format(stops, recipe):
     assert "add --fp8-format e4m3" in message
 
 
-@pytest.mark.parametrize("flag", ["--lowp-filter-fqns router", "--lowp-emulate"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--lowp-filter-fqns router",
+        "--lowp-emulate",
+        "--fp8-margin 0",
+        "--fp8-amax-history-len 1024",
+        "--fp8-amax-compute-algo max",
+        "--first-last-layers-bf16",
+        "--num-layers-at-start-in-bf16 1",
+        "--num-layers-at-end-in-bf16 1",
+    ],
+)
 def test_companions_without_fp8(stops, flag):
     message = stops(f"--bf16 {flag}")
     assert message.startswith(f"error: {flag.split()[0]} has no effect without FP8 training")
-    assert "--fp8-format e4m3 --fp8-recipe mxfp8" in message
+    assert message.endswith("add --fp8-format e4m3 --fp8-recipe mxfp8")
+
+
+@pytest.mark.parametrize("flag", ["--fp8-interval 2", "--no-fp8-wgrad", "--keep-fp8-transpose-cache"])
+def test_flags_without_effect_in_any_training(stops, flag):
+    message = stops(f"--bf16 {flag}")
+    assert message == f"error: {flag.split()[0]} has no effect without FP8 training: leave it out"
 
 
 @pytest.mark.parametrize(
@@ -67,6 +85,7 @@ def test_companions_without_fp8(stops, flag):
         "--reuse-grad-buf-for-mxfp8-param-ag",
         "--keep-fp8-transpose-cache",
         "--fp4-format e2m1",
+        "--fp4-recipe nvfp4",
         "--moe-router-padding-for-fp8",
         "--te-precision-config-file x",
         "--use-torch-fsdp2",

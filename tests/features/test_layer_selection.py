@@ -143,3 +143,17 @@ def test_a_file_with_deferral(parse, file):
 
 def test_a_mistake_in_the_file_stops_the_run(stops, file):
     assert "filter_fqn: no such key" in stops(f"--bf16 {file(FILE.replace('filter_fqns', 'filter_fqn'))}")
+
+
+def test_a_section_for_experts_on_a_model_without_any_is_noted(parse, file):
+    flag = file()
+    notes = select(parse(f"--bf16 {flag}")).notes
+    assert notes == (f"{flag.split()[1]}: [quantize.grouped_mm.mx] has no effect: the model has no experts",)
+
+
+def test_a_recipe_of_the_file_is_told_by_the_file(stops, file):
+    flag = file(FILE.replace('"mxfp8"', '"delayed"'))
+    message = stops(f"--bf16 {MOE} {flag} --first-last-layers-bf16")
+    assert message.startswith(
+        f"error: --first-last-layers-bf16 cannot be used with the recipe delayed ({flag}); accepted: mxfp8, "
+    )

@@ -64,7 +64,10 @@ def test_a_recipe_of_one_format_needs_no_format(parse):
             "--fp8-format e4m3 --fp8-recipe one-format",
             "e4m3: the recipe one-format takes special; for e4m3, set ",
         ),
-        ("--fp8-format e5m2 --fp8-recipe history", "e5m2: the recipe history takes e4m3 or hybrid"),
+        (
+            "--fp8-format e5m2 --fp8-recipe history",
+            "e5m2: the recipe history takes e4m3 or hybrid; for E5M2 gradients, hybrid",
+        ),
     ],
 )
 def test_a_format_that_the_recipe_does_not_have(stops, flags, message):
@@ -93,7 +96,7 @@ def test_two_ways_to_ask_for_hifloat8_are_one(parse, flags):
         ("--fp8-format e4m3 --fp8-recipe hif8", "--fp8-format e4m3: the recipe hif8 takes hif8; for e4m3"),
         (
             "--fp8-format e4m3 --fp8-recipe delayed --first-last-layers-bf16",
-            "--first-last-layers-bf16 cannot be used with --fp8-recipe delayed; accepted: mxfp8, ",
+            "--first-last-layers-bf16 cannot be used with the recipe delayed (--fp8-recipe delayed); ",
         ),
         (
             "--fp8-format e4m3 --fp8-recipe tensorwise --fp8-amax-history-len 4",
@@ -104,6 +107,11 @@ def test_two_ways_to_ask_for_hifloat8_are_one(parse, flags):
             "--mxfp8-defer-backward-quant works with the recipe mxfp8 only, not with mxfp8-32x32: one copy ",
         ),
         ("--fp8-format e4m3 --fp8-recipe hif9", "--fp8-recipe hif9: no such recipe here; did you mean "),
+        ("--fp8-format e4m3 --fp8-recipe MXFP8", "--fp8-recipe MXFP8: no such recipe here; did you mean -"),
+        (
+            "--fp8-format e4m3 --fp8-recipe delayed --fp8-margin 2000",
+            "--fp8-margin 2000: expected a whole number from -126 to 127",
+        ),
     ],
 )
 def test_combinations_that_cannot_be(stops, flags, message):

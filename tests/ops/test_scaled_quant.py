@@ -354,8 +354,8 @@ def test_dynamic_quant_names_what_it_refuses(arguments, message):
     [
         ({"x": X.double()}, r"x has dtype torch.float64"),
         ({"x": X[None, None]}, r"x has 4 dimensions; 2 to 3 are supported"),
-        ({"dst_type": 290}, r"round_mode='rint' is not supported; use 'round'"),
-        ({"round_mode": "round"}, r"round_mode='round' is not supported; use 'rint'"),
+        ({"dst_type": 290}, r"round_mode='rint' is not supported with hif8; use 'round'"),
+        ({"round_mode": "round"}, r"round_mode='round' is not supported with int8; use 'rint'"),
         ({"row_block_size": 64}, r"row_block_size=64 is not supported; use 1 or 128 or 256 or 512"),
         ({"col_block_size": 32}, r"col_block_size=32 is not supported; use 64 or 128 or 192 or 256"),
         ({"min_scale": -1.0}, r"min_scale=-1.0 is not supported; use 0.0 or a positive number"),
@@ -388,8 +388,12 @@ ONE = torch.ones(1)
         ((X, ONE.expand(4), None, 1, 2), r"axis=2 is out of range for self with 2 dimensions; use -2 to 1"),
         ((X, ONE, ONE.double(), 1), r"zero_points has dtype torch.float64"),
         ((X, ONE, ONE.expand(4), 1), r"zero_points has shape \[4\], expected \[1\] \(as scales\)"),
-        ((X, ONE, None, 1, 0, False), r"scales has dtype torch.float32; use torch.bfloat16"),
-        ((X, ONE.bfloat16(), ONE, 1, 0, False), r"zero_points has dtype torch.float32; use torch.bfloat16"),
+        ((X, ONE, None, 1, 0, "no"), r"div_mode='no' is not supported; use True or False"),
+        ((X, ONE, None, 1, 0, False), r"scales has dtype torch.float32; with div_mode=False use torch.bf"),
+        (
+            (X, ONE.bfloat16(), ONE, 1, 0, False),
+            r"zero_points has dtype torch.float32; with div_mode=False use torch.bfloat16",
+        ),
         ((X, ONE.bfloat16(), None, 1, -3, False), r"axis=-3 is not supported with div_mode=False"),
     ],
 )

@@ -100,7 +100,10 @@ def test_recomputation_changes_no_scale():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"amax_history_len": 0}, "amax_history_len=0: at least one step"),
+        ({"amax_history_len": 0}, "amax_history_len=0: expected a whole number from 1"),
+        ({"amax_history_len": "4"}, "amax_history_len='4': expected a whole number from 1"),
+        ({"margin": 1.5}, "margin=1.5: expected a whole number from -126 to 127"),
+        ({"margin": 200}, "margin=200: expected a whole number from -126 to 127"),
         ({"amax_compute_algo": "mean"}, "amax_compute_algo='mean': expected one of most_recent, max"),
         ({"fp8_format": "hif8"}, "fp8_format='hif8': delayed takes one of e4m3, hybrid"),
     ],

@@ -15,7 +15,12 @@ def test_an_unknown_recipe_names_the_nearest_and_the_available():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fp8_format": "e5m2"}, "fp8_format='e5m2': mxfp8 takes one of e4m3, hybrid"),
+        (
+            {"fp8_format": "e5m2"},
+            "fp8_format='e5m2': mxfp8 takes one of e4m3, hybrid; for E5M2 gradients, hy",
+        ),
+        ({"fp8_format": "e3m4"}, "fp8_format='e3m4': mxfp8 takes one of e4m3, hybrid$"),
+        ({"defer_backward_quant": "no"}, "defer_backward_quant='no': expected True or False"),
         ({"defer_operands": "input"}, "defer_operands='input': expected one of weight, all"),
     ],
 )

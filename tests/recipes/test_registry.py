@@ -158,3 +158,27 @@ def test_an_unknown_recipe_is_told_the_announced_ones(install):
     install("announced = extra:Announced")
     with pytest.raises(ValueError, match=r"unknown recipe 'anounced' \(did you mean 'announced'\?\)"):
         get_recipe("anounced")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            "blockwise",
+            {"defer_backward_quant": True},
+            "the recipe blockwise has no option defer_backward_quant",
+        ),
+        ("blockwise", {"margin": 1}, "; it has: fp8_format$"),
+        (
+            "mxfp8",
+            {"format": "e4m3"},
+            r"no option format \(did you mean fp8_format\?\); it has: fp8_format, defer",
+        ),
+        ("delayed", {"history": 4}, "it has: fp8_format, amax_history_len, amax_compute_algo, margin$"),
+        (None, {}, "name=None is not a string; available: mxfp8, "),
+        (MXFP8Recipe, {}, "name=<class .*> is not a string"),
+    ],
+)
+def test_an_option_that_a_recipe_does_not_have(name, options, message):
+    with pytest.raises(TypeError, match=message):
+        get_recipe(name, **options)

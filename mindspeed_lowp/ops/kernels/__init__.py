@@ -25,7 +25,11 @@ POINTER, INT64, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctyp
 def _load() -> ctypes.CDLL | None:
     if named := os.environ.get("LOWP_KERNELS"):
         return ctypes.CDLL(named)
-    reason = "it was installed where no C++ compiler was found"
+    reason, remedy = "no C++ compiler was found at installation", "install one, then reinstall mindspeed_lowp"
+    package = Path(__file__).parents[2]
+    if (package / "csrc").is_dir():
+        reason = f"none were built in the source tree {package.parent}, which it is imported from"
+        remedy = "run `pip install -e .` there, with a C++ compiler, or work outside of it"
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).parent.with_name("_kernels" + suffix)
         if not path.exists():
@@ -33,10 +37,10 @@ def _load() -> ctypes.CDLL | None:
         try:
             return ctypes.CDLL(str(path))
         except OSError as error:
-            reason = str(error)
+            reason, remedy = str(error), "reinstall mindspeed_lowp on this machine"
     warnings.warn(
-        f"mindspeed_lowp has no C++ kernels ({reason}): quantization on the CPU uses PyTorch and is slow. "
-        "Install a C++ compiler, then reinstall mindspeed_lowp.",
+        f"mindspeed_lowp has no C++ kernels ({reason}): quantization on the CPU uses PyTorch and is "
+        f"slow. To mend it, {remedy}.",
         stacklevel=2,
     )
     return None
