@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from mindspeed_lowp.layers.checks import check_recipe
+from mindspeed_lowp.layers.fast_path import call_linears
 from mindspeed_lowp.layers.mx_linear import MXLinear
 from mindspeed_lowp.recipes import NOT_DIVIDED, Recipe
 
@@ -81,7 +83,8 @@ class Choice:
 class Conversion:
     """What happens to the layers of a model, by their fully qualified names.
 
-    linears, grouped: converted; kept: left in high precision. experts: those of all three that are experts'.
+    linears, grouped: converted; kept: left as they were, in high precision unless an earlier conversion gave
+    them a recipe. experts: those of all three that are experts'.
     """
 
     linears: list[str] = field(default_factory=list)
@@ -153,6 +156,19 @@ def named_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return ((name, module) for name, module in model.named_modules() if is_layer(module))
 
 
+def convert_layers_of(
+    model: nn.Module,
+    choose: Callable[[str, nn.Module], Recipe | None],
+    check: Callable[[Conversion], None],
+    is_meant: Callable[[nn.Module], bool] = is_layer,
+) -> Conversion:
+    """`convert_layers` of any model: of those layers in it of which is_meant(layer) is true."""
+    layers = ((name, module) for name, module in named_layers(model) if is_meant(module))
+    conversion = convert_layers(layers, choose, check)
+    call_linears(model)
+    return conversion
+
+
 def convert_model(
     model: nn.Module, recipe: Recipe, filter_fqns: Sequence[str] = (), fqns: Sequence[str] = ()
 ) -> Conversion:
@@ -161,17 +177,25 @@ def convert_model(
     nn.Linear becomes `MXLinear`; grouped linears of experts and Megatron's parallel linears (once
     `mindspeed_lowp.megatron` is imported) get the recipe too. Subclasses with a forward of their own stay as
     they are. The Parameters stay the same objects, so optimizers, hooks and state_dict keys do as well, and
-    converting twice is converting once.
+    converting twice is converting once. PyTorch's transformer encoders no longer fuse their linears in
+    evaluation.
 
-    filter_fqns: keep in high precision each layer whose name, as in `model.named_modules()`, contains one of
-        these; case matters. The last projection to the vocabulary is usually among them.
+    filter_fqns: leave each layer as it is whose name, as in `model.named_modules()`, contains one of these;
+        case matters. The last projection to the vocabulary is usually among them. With a second call the
+        layers that the first one left can get another recipe.
     fqns: convert only the experts whose name contains one of these; all of them where there is none.
 
-    Raises ConversionError, with the model as it was, when a name matches nothing or no layer is left.
+    Raises ConversionError, with the model as it was, when a name matches nothing or no layer is left, and
+    TypeError for arguments of another kind.
     """
+    check_recipe("convert_model", recipe)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"convert_model: model is a {type(model).__name__}; give an nn.Module")
     for argument, value in {"filter_fqns": filter_fqns, "fqns": fqns}.items():
         if isinstance(value, str):
             raise TypeError(f"convert_model: {argument}={value!r} is a string; give a list: [{value!r}]")
+        if not isinstance(value, Iterable) or not all(isinstance(part, str) for part in value):
+            raise TypeError(f"convert_model: {argument}={value!r}; give a list of parts of layers' names")
 
     def check(conversion: Conversion) -> None:
         for argument, message in {
@@ -185,7 +209,7 @@ def convert_model(
 
     linears = Choice(recipe, filter_fqns=filter_fqns)
     experts = Choice(recipe, fqns=fqns, filter_fqns=filter_fqns)
-    return convert_layers(named_layers(model), by_name(linears, experts), check)
+    return convert_layers_of(model, by_name(linears, experts), check)
 
 
 def unmatched(wanted: Sequence[str], names: Collection[str], kind: str = "layer") -> str | None:
@@ -193,9 +217,7 @@ def unmatched(wanted: Sequence[str], names: Collection[str], kind: str = "layer"
     parts = {part for name in names for part in name.split(".") if not part.isdigit()}
     lines = []
     for missing in (part for part in wanted if not any(part in name for name in names)):
-        near = difflib.get_close_matches(missing, sorted(parts.union(names)), n=3, cutoff=0.4) or sorted(
-            parts
-        )
+        near = difflib.get_close_matches(missing, sorted(parts.union(names)), n=3, cutoff=0.0)
         hint = f"the nearest: {', '.join(near)}" if names else f"the model has no {kind}s"
         lines.append(f"{missing!r} is in no {kind}'s name; {hint}")
     return "; ".join(lines) or None

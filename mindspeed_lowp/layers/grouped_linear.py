@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mindspeed_lowp.layers.checks import check_dtypes
+from mindspeed_lowp.layers.checks import check_dtypes, check_recipe
 from mindspeed_lowp.layers.kept import pack, unpack
 from mindspeed_lowp.layers.weight_cache import WeightCache, quantize_weights
 from mindspeed_lowp.layers.weight_grad import add_to_main_grad, settled_grad
@@ -35,8 +35,10 @@ def lowp_grouped_linear(
     weight_cache: keeps the quantized weights from call to call, until one of them changes.
     -> [T, N] of x's dtype (of the autocast dtype under autocast).
 
-    Raises ValueError when shapes or counts do not fit.
+    Raises ValueError when shapes or counts do not fit and for dtypes that cannot be quantized, TypeError for
+    what is no recipe.
     """
+    check_recipe("lowp_grouped_linear", recipe)
     stacked = isinstance(weights, Tensor)
     parameters = (weights,) if stacked else tuple(weights)
     counts = tokens_per_expert.tolist() if isinstance(tokens_per_expert, Tensor) else list(tokens_per_expert)
@@ -252,8 +254,10 @@ def _check(x: Tensor, weights: Sequence[Tensor], stacked: bool, counts: Sequence
         raise ValueError("lowp_grouped_linear: weights is empty; expected at least one expert")
     if stacked and weights[0].dim() != 3:
         raise ValueError(f"lowp_grouped_linear: weights {list(weights[0].shape)}; expected [E, K, N]")
-    if not stacked and any(w.dim() != 2 or w.shape != weights[0].shape for w in weights):
-        raise ValueError("lowp_grouped_linear: weights must be tensors [N, K] of one shape")
+    if any(w.shape != weights[0].shape or w.dtype != weights[0].dtype for w in weights):
+        raise ValueError("lowp_grouped_linear: weights must be of one shape and dtype")
+    if not stacked and weights[0].dim() != 2:
+        raise ValueError(f"lowp_grouped_linear: weights of {list(weights[0].shape)}; expected [N, K] each")
     check_dtypes("lowp_grouped_linear", x=x, weights=weights[0])
     experts = weights[0].shape[0] if stacked else len(weights)
     width = weights[0].shape[1]

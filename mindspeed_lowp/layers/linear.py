@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mindspeed_lowp.layers.checks import check_dtypes
+from mindspeed_lowp.layers.checks import check_dtypes, check_recipe
 from mindspeed_lowp.layers.kept import pack, unpack
 from mindspeed_lowp.layers.parallel import (
     TensorParallel,
@@ -42,14 +42,18 @@ def lowp_linear(
     weight_grad: where the gradient of the weight goes.
     weight_cache: keeps the quantized weight from call to call, until the weight changes.
 
-    Raises ValueError when x and weight disagree on K, and for dtypes that cannot be quantized.
+    Raises ValueError when shapes do not fit and for dtypes that cannot be quantized, TypeError for what is no
+    recipe.
     """
+    check_recipe("lowp_linear", recipe)
     check_dtypes("lowp_linear", x=x, weight=weight, bias=bias)
     if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"lowp_linear: x {list(x.shape)} and weight {list(weight.shape)} do not fit: "
             "expected x [..., K] and weight [N, K]"
         )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"lowp_linear: bias {list(bias.shape)}; expected [N], here [{weight.shape[0]}]")
     if torch.is_autocast_enabled(x.device.type):
         # The weight stays as it is: it is quantized from its own precision, not rounded twice.
         x = x.to(torch.get_autocast_dtype(x.device.type))

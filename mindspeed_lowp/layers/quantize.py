@@ -12,9 +12,8 @@ from torch import nn
 from mindspeed_lowp.layers.convert import (
     Conversion,
     ConversionError,
-    convert_layers,
+    convert_layers_of,
     is_grouped,
-    named_layers,
     nothing_converted,
 )
 from mindspeed_lowp.recipes import Recipe, get_recipe
@@ -27,27 +26,33 @@ Filter = Callable[[nn.Module, str], bool]
 
 @dataclass(frozen=True)
 class _Config:
-    """recipe_name: as `get_recipe` takes it; the recipe's options keep their defaults."""
-
     recipe_name: str = "mxfp8"
+
+    def __post_init__(self) -> None:
+        get_recipe(self.recipe_name)
 
     @classmethod
     def from_recipe_name(cls, recipe_name: str | Enum) -> Self:
-        """The config for a recipe's name, or for an enumeration's member that has it as its value.
-
-        Raises ValueError for an unknown name.
-        """
-        config = cls(recipe_name.value if isinstance(recipe_name, Enum) else recipe_name)
-        get_recipe(config.recipe_name)
-        return config
+        """The config for a recipe's name, or for an enumeration's member that has it as its value."""
+        return cls(recipe_name.value if isinstance(recipe_name, Enum) else recipe_name)
 
 
 class MXLinearConfig(_Config):
-    """What `linear_quantize_` makes of linear layers."""
+    """What `linear_quantize_` makes of linear layers.
+
+    recipe_name: "mxfp8", "mxfp8-32x32", "hif8", "tensorwise", "blockwise", "delayed", or one that was
+        registered (`mindspeed_lowp.recipes.recipe_names()` lists all); the recipe's options keep their
+        defaults.
+
+    Raises ValueError for another name.
+    """
 
 
 class MoETrainingConfig(_Config):
-    """What `grouped_quantize_` makes of experts' grouped linears."""
+    """What `grouped_quantize_` makes of experts' grouped linears.
+
+    recipe_name: as in `MXLinearConfig`.
+    """
 
 
 def linear_quantize_(model: nn.Module, config: MXLinearConfig, filter_fn: Filter | None = None) -> Conversion:
@@ -79,8 +84,7 @@ def _quantize(
         if not conversion.converted:
             raise ConversionError(nothing_converted(conversion))
 
-    layers = ((name, module) for name, module in named_layers(model) if is_meant(module))
-    return convert_layers(layers, choose, check)
+    return convert_layers_of(model, choose, check, is_meant)
 
 
 def _check_config(caller: str, config: object, expected: type[_Config]) -> None:

@@ -309,6 +309,79 @@ def test_nothing_to_convert_is_an_error(model, filters, why):
         convert_model(model, RECIPE, filters)
 
 
+@pytest.mark.parametrize("wrong", ["mxfp8", MXLinearConfig(), type(RECIPE), None], ids=repr)
+@pytest.mark.parametrize("function", ["lowp_linear", "lowp_grouped_linear", "convert_model"])
+def test_what_is_no_recipe_is_told_how_to_get_one(function, wrong):
+    x, weight, model = torch.randn(4, 32), torch.randn(8, 32), mlp()
+    calls = {
+        "lowp_linear": lambda: lowp_linear(x, weight, None, wrong),
+        "lowp_grouped_linear": lambda: lowp_grouped_linear(x, [weight], [4], wrong),
+        "convert_model": lambda: convert_model(model, wrong),
+    }
+    message = rf"^{function}: recipe=.* is not a recipe; give get_recipe\('mxfp8'\)$"
+    with pytest.raises(TypeError, match=message):
+        calls[function]()
+    assert type(model[0]) is nn.Linear
+
+
+def test_what_is_no_model_or_no_list_is_told():
+    with pytest.raises(TypeError, match=r"model is a list; give an nn\.Module"):
+        convert_model([mlp()], RECIPE)
+    with pytest.raises(TypeError, match=r"filter_fqns=None; give a list of parts of layers' names"):
+        convert_model(mlp(), RECIPE, None)
+
+
+def test_the_nearest_names_are_told_however_far():
+    with pytest.raises(ConversionError) as info:
+        convert_model(CausalLM(), RECIPE, filter_fqns=["foo"])
+    message = str(info.value)
+    assert message.startswith("convert_model: filter_fqns: 'foo' is in no layer's name; the nearest: ")
+    assert len(message.split(": ")[-1].split(", ")) == 3
+
+
+def test_two_recipes_in_one_model_by_two_calls():
+    model = mlp()
+    convert_model(model, RECIPE, filter_fqns=["2"])
+    report = convert_model(model, get_recipe("hif8"), filter_fqns=["0"])
+    assert (report.linears, report.kept) == (["2"], ["0"])
+    assert [model[0].recipe.name, model[2].recipe.name] == ["mxfp8", "hif8"]
+
+
+@pytest.fixture
+def encoder():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2)
+
+
+def quantize_all(model):
+    linear_quantize_(model, MXLinearConfig())
+
+
+def convert_the_last(model):
+    convert_model(model, RECIPE, filter_fqns=["layers.0"])
+
+
+@pytest.mark.parametrize("convert", [quantize_all, convert_the_last])
+@pytest.mark.parametrize("padded", [False, True])
+def test_evaluation_of_an_encoder_multiplies_as_training_does(encoder, convert, padded):
+    """PyTorch has a fused path for it, by the weights alone."""
+    x = torch.randn(3, 8, 32)
+    mask = torch.arange(8) >= torch.tensor([[8], [5], [2]]) if padded else None
+    convert(encoder)
+    trained = encoder(x, src_key_padding_mask=mask)
+    encoder.eval()
+    with torch.no_grad():
+        evaluated = encoder(x, src_key_padding_mask=mask)
+    torch.testing.assert_close(evaluated, trained, rtol=1e-5, atol=1e-5)
+
+
+def test_an_encoder_without_a_recipe_keeps_its_fused_path(encoder):
+    model = nn.ModuleDict({"encoder": encoder, "head": nn.Linear(32, 8)})
+    convert_model(model, RECIPE, filter_fqns=["encoder"])
+    assert encoder.use_nested_tensor and encoder.layers[0].activation_relu_or_gelu == 1
+
+
 def test_a_string_is_no_list_of_names():
     with pytest.raises(TypeError, match=r"filter_fqns='lm_head' is a string; give a list: \['lm_head'\]"):
         convert_model(CausalLM(), RECIPE, "lm_head")

@@ -248,7 +248,9 @@ def test_shapes_that_do_not_fit_are_named():
     recipe = get_recipe("mxfp8")
     with pytest.raises(ValueError, match=r"x \[60, 95\]; the weights expect \[T, 96\]"):
         lowp_grouped_linear(x[:, 1:], weights, [30, 30], recipe)
-    with pytest.raises(ValueError, match="of one shape"):
+    with pytest.raises(ValueError, match="of one shape and dtype"):
         lowp_grouped_linear(x, [weights[0], weights[1][1:]], [30, 30], recipe)
+    with pytest.raises(ValueError, match="of one shape and dtype"):
+        lowp_grouped_linear(x, [weights[0], weights[1].half()], [30, 30], recipe)
     with pytest.raises(ValueError, match="weights is empty"):
         lowp_grouped_linear(x, [], [], recipe)

@@ -268,6 +268,9 @@ def test_shapes_that_do_not_fit_are_named():
     x, weight, bias, _ = make_case()
     with pytest.raises(ValueError, match=r"x \[96, 159\] and weight \[64, 160\]"):
         lowp_linear(x[:, 1:], weight, bias, get_recipe("mxfp8"))
+    for wrong in (bias[:1], bias[None]):
+        with pytest.raises(ValueError, match=r"bias \[1.*\]; expected \[N\], here \[64\]"):
+            lowp_linear(x, weight, wrong, get_recipe("blockwise"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

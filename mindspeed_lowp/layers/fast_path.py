@@ -1,0 +1,26 @@
+"""PyTorch's transformer encoders, kept from multiplying past their converted linears.
+
+In evaluation without gradients an `nn.TransformerEncoderLayer` hands the weights of its linears to one fused
+operator and never calls the linears. A recipe would then be without effect, and evaluation in another
+precision than training. (`nn.MultiheadAttention` never calls its `out_proj`, which for that reason is no
+nn.Linear, and not converted.)
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from mindspeed_lowp.recipes import Recipe
+
+
+def call_linears(model: nn.Module) -> None:
+    """Turn off the fused path of each encoder in `model` that has a layer with a recipe in it."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder) and _has_recipe(module):
+            module.use_nested_tensor = False  # only the fused path multiplies nested tensors
+        elif isinstance(module, nn.TransformerEncoderLayer) and _has_recipe(module):
+            module.activation_relu_or_gelu = 0  # tells the fused path what to apply; 0: nothing that it can
+
+
+def _has_recipe(module: nn.Module) -> bool:
+    return any(isinstance(getattr(part, "recipe", None), Recipe) for part in module.modules())
