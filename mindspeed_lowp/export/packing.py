@@ -4,7 +4,7 @@ A weight [N, K] is stored as pairs of E2M1 codes, ``weight_packed`` [N, K/2] uin
 of a byte, or as E4M3 codes, ``weight`` [N, K]; both with the E8M0 scales ``weight_scale`` [N, K/32] uint8,
 biased by 127. Blocks have 32 elements along K, and K is a multiple of 32.
 
-Source: compressed-tensors 0.15 to 0.20, `compressors/mxfp4`, `compressors/mxfp8`, `compressors/mx_utils`.
+Source: compressed-tensors 0.16 to 0.20, `compressors/mxfp4`, `compressors/mxfp8`, `compressors/mx_utils`.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ def load_export(folder: Path) -> tuple[dict[str, Tensor], set[str]]:
     for scale in [name for name in tensors if name.endswith(".weight_scale")]:
         module = scale.removesuffix(".weight_scale")
         assert module not in config.ignore
-        names = [name for name in tensors if name.rpartition(".")[0] == module and "weight" in name]
-        state = {name.rpartition(".")[2]: tensors.pop(name) for name in names}
+        parts = ("weight", "weight_packed", "weight_scale")
+        state = {part: tensors.pop(f"{module}.{part}") for part in parts if f"{module}.{part}" in tensors}
         tensors[f"{module}.weight"] = compressor.decompress(state, scheme)["weight"]
         decoded.add(f"{module}.weight")
     return tensors, decoded
