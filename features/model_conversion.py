@@ -7,12 +7,15 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
+
 from mindspeed_lowp.features.base import MINDSPEED_IS_HOST
 from mindspeed_lowp.features.command_line import stop, typed
 from mindspeed_lowp.features.layer_selection import Names, Selections, asked_by, select
 from mindspeed_lowp.features.recipe_options import recipe_from_args
 from mindspeed_lowp.features.reuse_quantized_weight import CHECK_FLAG, reuse_policy
 from mindspeed_lowp.layers import Choice, Conversion, nothing_converted, reuse_quantized_weights, unmatched
+from mindspeed_lowp.recipes import Recipe
 
 # Flags that reach the layers of any host: with MindSpeed, the others are its own.
 _OURS = (
@@ -57,7 +60,7 @@ def _convert(model: list) -> None:
     # Imported when Megatron is: under MindSpeed, patches come before the first import of Megatron.
     from megatron.training import get_args, print_rank_0
 
-    from mindspeed_lowp.megatron import convert_chunks
+    from mindspeed_lowp.megatron import convert_chunks, gather_quantized
 
     args = get_args()
     if not args.fp8:
@@ -75,6 +78,11 @@ def _convert(model: list) -> None:
             flag = typed(*_CHOOSING) or asked_by(args)
             stop(f"{flag}: {nothing_converted(conversion)}")
 
+    gathers = getattr(args, "lowp_quantized_all_gather", False)
+    if gathers:
+        if linears.recipe is None:
+            stop("--lowp-quantized-all-gather: no linear but those of experts has a recipe; leave it out")
+        gather_quantized(model)
     report = convert_chunks(
         model,
         Choice(recipes.get(linears.recipe), filter_fqns=linears.filter_fqns.values),
@@ -91,8 +99,18 @@ def _convert(model: list) -> None:
     emulated = device if device != "npu" or args.lowp_emulate else None
     for line in _start_up_lines(selections, report, bool(args.num_experts), emulated):
         print_rank_0(line)
+    if gathers:
+        nbytes = _gathered_bytes(recipes[linears.recipe])
+        print_rank_0(f"Sequence-parallel inputs are gathered quantized: {nbytes:.3f} bytes an element, not 2")
     if reuse:
         print_rank_0(f"Quantized weights are reused within each step{', and checked' if checked else ''}")
+
+
+def _gathered_bytes(recipe: Recipe) -> float:
+    """Bytes an element that is quantized along its rows: code, and share of a scale."""
+    rows = torch.zeros(128, 4096, dtype=torch.bfloat16)
+    data, scale = recipe.for_layer().quantize(rows, "input", (-1,))[-1]
+    return (data.nbytes + scale.nbytes) / rows.numel()
 
 
 def _check_names(names: Names, known: Sequence[str], kind: str, log: Callable[[str], None]) -> None:

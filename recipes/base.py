@@ -64,12 +64,14 @@ class Recipe(ABC):
     either_side: whether inputs and gradients are quantized alike: either may be the left one in wgrad.
     row_alignment: rows of two parts of a tensor that are a multiple of it can be quantized along the rows
         apart and concatenated, data and scales alike.
+    divided: the tensors that are parts of larger ones, for recipes whose scales are those of the whole ones.
     """
 
     name: ClassVar[str]
     formats: ClassVar[tuple[str, ...]]
     either_side: ClassVar[bool] = True
     row_alignment: ClassVar[int]
+    divided: ClassVar[Divided] = NOT_DIVIDED  # `for_layer` gives a layer's recipe its own
 
     fp8_format: str
 

@@ -21,13 +21,10 @@ class PerTensorRecipe(FP32ScalesRecipe):
     """One copy of each tensor serves both axes. Each expert is a matrix of its own: its weight, its tokens.
 
     Of two such scales the hardware applies the upper 19 bits of the product, and so does the emulation.
-
-    divided: the tensors that are parts of larger ones; their scales are those of the whole ones.
     """
 
     row_alignment: ClassVar[int] = 1
     group_sizes: ClassVar[Sequence[int] | None] = None
-    divided: Divided = NOT_DIVIDED
 
     def for_layer(self, divided: Divided = NOT_DIVIDED) -> Recipe:
         if not divided:

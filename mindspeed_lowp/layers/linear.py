@@ -82,9 +82,8 @@ class _LowpLinear(torch.autograd.Function):
         keeps_w = needs_dx and (held or not recipe.defers("weight"))
 
         if parallel is not None and parallel.sequence_parallel:
-            (all_rows,) = gather_rows((x,), parallel.group).wait()
-            x_fprop = recipe.quantize(all_rows, "input", (-1,))[-1]
-            x_wgrad = _own_rows(x, x_fprop, recipe, parallel) if keeps_x else None
+            gather = _gather_quantized if parallel.quantized_gather else _gather_and_quantize
+            x_fprop, x_wgrad = gather(x, recipe, parallel, keeps_x)
         else:
             quantized = recipe.quantize(x, "input", (-1, -2) if keeps_x else (-1,))
             x_fprop, x_wgrad = quantized[-1], quantized.get(-2)
@@ -164,12 +163,35 @@ def _quantize_weight(
     )
 
 
-def _own_rows(x: Tensor, x_fprop: Operand, recipe: Recipe, parallel: TensorParallel) -> Operand:
-    """What wgrad needs of this rank's rows x [R, K], to be gathered in backward; x_fprop has all of them."""
+def _gather_and_quantize(
+    x: Tensor, recipe: Recipe, parallel: TensorParallel, keeps_x: bool
+) -> tuple[Operand, Operand | None]:
+    """All ranks' rows for fprop, and if they are kept this rank's rows x [R, K] for wgrad."""
+    (all_rows,) = gather_rows((x,), parallel.group).wait()
+    x_fprop = recipe.quantize(all_rows, "input", (-1,))[-1]
+    if not keeps_x:
+        return x_fprop, None
     if recipe.one_copy_serves_both_axes("input"):
         first = parallel.group.rank() * len(x)
-        return Operand(x_fprop.data[first : first + len(x)].clone(), x_fprop.scale)
-    return recipe.quantize(align_rows(x, recipe.row_alignment), "input", (-2,))[-2]
+        return x_fprop, Operand(x_fprop.data[first : first + len(x)].clone(), x_fprop.scale)
+    return x_fprop, recipe.quantize(align_rows(x, recipe.row_alignment), "input", (-2,))[-2]
+
+
+def _gather_quantized(
+    x: Tensor, recipe: Recipe, parallel: TensorParallel, keeps_x: bool
+) -> tuple[Operand, Operand | None]:
+    """The same with one byte an element, and the scales, on the way in place of x's two."""
+    aligned = len(x) % recipe.row_alignment == 0
+    quantized = recipe.quantize(x, "input", (-1, -2) if keeps_x and aligned else (-1,))
+    if quantized[-1].scale.dim() < 2 and "input" not in recipe.divided:
+        raise ValueError(
+            f"quantized_gather: {recipe.name} has one scale for all ranks' rows: give the layer "
+            'recipe.for_layer({"input": group})'
+        )
+    gathering = gather_operand(quantized[-1], parallel.group)  # under way during what follows
+    if keeps_x and not aligned:
+        quantized[-2] = recipe.quantize(align_rows(x, recipe.row_alignment), "input", (-2,))[-2]
+    return Operand(*gathering.wait()), quantized.get(-2)
 
 
 def _quantize_grad(

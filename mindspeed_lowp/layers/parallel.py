@@ -18,12 +18,15 @@ class TensorParallel:
 
     sequence_parallel: x holds this rank's rows; they are gathered for forward and for the weight gradient,
         and the input gradient is reduce-scattered.
+    quantized_gather: with sequence_parallel, rows are quantized before they are gathered for forward: the
+        same results, about half the bytes of bf16.
     allreduce_dgrad: the input gradient is summed over the group (not together with sequence_parallel).
     """
 
     group: dist.ProcessGroup
     sequence_parallel: bool = False
     allreduce_dgrad: bool = False
+    quantized_gather: bool = False
 
 
 @dataclass

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from megatron.core.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
     linear_with_frozen_weight,
     linear_with_grad_accumulation_and_async_allreduce,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from mindspeed_lowp.layers import TensorParallel, WeightCache, WeightGrad, lowp_linear
 from mindspeed_lowp.megatron.delayed_scaling import KeepsHistory
 from mindspeed_lowp.recipes import NOT_DIVIDED, Divided, Recipe, Role
+
+
+def gather_quantized(chunks: Sequence[nn.Module]) -> None:
+    """Let the column-parallel linears, which are about to be converted, gather their input quantized."""
+    for chunk in chunks:
+        for module in chunk.modules():
+            if isinstance(module, ColumnParallelLinear):
+                # Tokens come to experts through their dispatcher.
+                module.quantized_gather = module.sequence_parallel and not module.explicit_expert_comm
 
 
 def divided(*roles: Role, group: ProcessGroup) -> Divided:
@@ -27,9 +38,11 @@ class WithRecipe(KeepsHistory):
     Everything else (sharding, initialization, checkpoints, the communication of the output) stays Megatron's.
 
     recipe: None multiplies in the parameters' precision, by Megatron's own functions.
+    quantized_gather: under sequence parallelism, gather the input quantized.
     """
 
     recipe: Recipe | None = None
+    quantized_gather: bool = False
     weight_cache: WeightCache | None = None
 
     def _forward_impl(
@@ -60,7 +73,7 @@ class WithRecipe(KeepsHistory):
             )
         parallel = None
         if sequence_parallel or allreduce_dgrad:
-            parallel = TensorParallel(tp_group, sequence_parallel, allreduce_dgrad)
+            parallel = TensorParallel(tp_group, sequence_parallel, allreduce_dgrad, self.quantized_gather)
         weight_grad = WeightGrad(
             # Before data parallelism wraps the model there is no main_grad to fuse into.
             into_main_grad=gradient_accumulation_fusion and hasattr(weight, "main_grad"),
@@ -82,7 +95,8 @@ class LowpColumnParallelLinear(WithRecipe, ColumnParallelLinear):
     """ColumnParallelLinear whose GEMMs a recipe quantizes."""
 
     def divided_tensors(self) -> Divided:
-        return divided("weight", "grad", group=self.tp_group)
+        rows = ("input",) if self.quantized_gather else ()
+        return divided("weight", "grad", *rows, group=self.tp_group)
 
 
 class LowpRowParallelLinear(WithRecipe, RowParallelLinear):

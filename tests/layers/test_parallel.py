@@ -3,6 +3,7 @@
 import itertools
 import os
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -157,6 +158,52 @@ def undivided(rank):
 
 def test_every_recipe_under_sequence_parallelism_is_that_of_the_undivided_layer(tmp_path):
     spawn(undivided, tmp_path=tmp_path)
+
+
+def quantized_gather(rank):
+    """Gathering codes and scales gives what gathering the input does, with fewer bytes on the way."""
+    gather, sent = dist.all_gather_into_tensor, []
+
+    def counting(out, tensor, **kwargs):
+        sent.append(tensor.nbytes)
+        return gather(out, tensor, **kwargs)
+
+    dist.all_gather_into_tensor = counting
+    for rows, (name, fp8_format) in itertools.product((128, 40), every_recipe()):
+        x, weight, _, grad = make_case(RANKS * rows, 96, 128, bias=False)
+        mine, features = slice(rank * rows, (rank + 1) * rows), slice(rank * 64, (rank + 1) * 64)
+        results, nbytes = [], []
+        for gathers_codes in (False, True):
+            recipe = get_recipe(name, fp8_format=fp8_format)
+            recipe = recipe.for_layer({"input": dist.group.WORLD} if gathers_codes else {})
+            parallel = TensorParallel(
+                dist.group.WORLD, sequence_parallel=True, quantized_gather=gathers_codes
+            )
+            local, w = x[mine].clone().requires_grad_(), weight[features].clone().requires_grad_()
+            sent.clear()
+            y = lowp_linear(local, w, None, recipe, parallel=parallel)
+            nbytes.append(sum(sent))
+            y.backward(grad[:, features])
+            results.append((y.detach(), local.grad, w.grad))
+        for a, b in zip(*results, strict=True):
+            assert torch.equal(a, b), (rows, name, fp8_format)
+        scales = {"mxfp8": 4, "mxfp8-32x32": 4, "blockwise": 4}.get(name, 0)  # bytes for a row of 96
+        assert nbytes == [rows * 96 * 2, rows * (96 + scales)], (rows, name, nbytes)
+
+
+def test_rows_gathered_quantized_change_no_bit(tmp_path):
+    spawn(quantized_gather, tmp_path=tmp_path)
+
+
+def undivided_scale(rank):
+    parallel = TensorParallel(dist.group.WORLD, sequence_parallel=True, quantized_gather=True)
+    x, weight, *_ = make_case(128, 96, 128, bias=False)
+    with pytest.raises(ValueError, match="quantized_gather: tensorwise has one scale for all ranks' rows"):
+        lowp_linear(x, weight, None, get_recipe("tensorwise"), parallel=parallel)
+
+
+def test_a_scale_of_one_rank_is_not_taken_for_that_of_all(tmp_path):
+    spawn(undivided_scale, tmp_path=tmp_path)
 
 
 def codes(operand):
