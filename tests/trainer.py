@@ -53,11 +53,11 @@ def train(
     flags: list[str],
     ranks: int = 1,
     precision: str = "--bf16",
-    prepare: Callable[[], None] | None = None,
+    prepare: Callable[[torch.nn.Module], None] | None = None,
 ) -> list[Run]:
     """Train with `MODEL` and `flags`, in fp32 where `precision` is empty; what each rank left.
 
-    prepare: called in each process before it starts.
+    prepare: gets the model before the first step; a function that can be pickled.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -99,11 +99,7 @@ def _output(record: Path) -> Path:
 
 
 def _run(
-    record_path: Path,
-    environment: dict[str, str],
-    flags: list[str],
-    folder: Path,
-    prepare: Callable[[], None] | None,
+    record_path: Path, environment: dict[str, str], flags: list[str], folder: Path, prepare: Callable | None
 ) -> None:
     os.environ.update(environment)
     os.chdir(folder)
@@ -112,9 +108,7 @@ def _run(
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
         try:
-            if prepare is not None:
-                prepare()
-            _train(record_path, flags)
+            _train(record_path, flags, prepare)
         except SystemExit as stop:
             # What the interpreter does at the end of a script.
             if isinstance(stop.code, str):
@@ -144,7 +138,7 @@ def count_quantized_weights() -> Counter[int]:
     return counts
 
 
-def _train(record_path: Path, flags: list[str]) -> None:
+def _train(record_path: Path, flags: list[str], prepare: Callable | None) -> None:
     from megatron.training import training
 
     record: dict[str, Any] = {"losses": [], "quantized": []}
@@ -156,6 +150,8 @@ def _train(record_path: Path, flags: list[str]) -> None:
 
     def recorded(forward: Any, data: Any, model: list[torch.nn.Module], *args: Any, **kwargs: Any) -> Any:
         if "first" not in record:
+            if prepare is not None:
+                prepare(model[0])
             record["first"] = parameters(model)
             named = model[0].named_parameters()
             record["sharded"] = {n for n, p in named if getattr(p, "tensor_model_parallel", False)}
