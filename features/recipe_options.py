@@ -85,6 +85,8 @@ def takes(name: str, field: str) -> bool:
 
 def _format(cls: type[Recipe], args: Namespace) -> str:
     """The format for one recipe: where there are two, the typed format may be meant for the other."""
+    if getattr(args, "lowp_config", None) and not typed("--fp8-format"):
+        return cls.formats[0]  # args.fp8 is then that of the file's first recipe
     if args.fp8 in cls.formats:
         return args.fp8
     if typed("--fp8-format") and len(cls.formats) > 1:

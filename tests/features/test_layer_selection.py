@@ -129,6 +129,12 @@ def test_experts_by_flags_against_the_file(parse, file):
     assert experts.recipe == "mxfp8" and notes[-1].startswith("--lowp-moe-fqns wins over converters")
 
 
+def test_each_recipe_of_a_file_has_the_first_of_its_own_formats(parse, file):
+    text = FILE.replace('"mxfp8"', '"hif8"').replace('"one-format"', '"tensorwise"')
+    args = parse(f"--bf16 {MOE} {file(text)}")
+    assert [recipe_from_args(name, args).fp8_format for name in select(args).recipes] == ["hif8", "e4m3"]
+
+
 def test_a_typed_format_fits_one_of_the_files_recipes(parse, stops, file):
     flag = file()
     args = parse(f"--bf16 {MOE} {flag} --fp8-format hybrid")
