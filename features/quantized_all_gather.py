@@ -24,7 +24,8 @@ class QuantizedAllGatherFeature(Feature):
             _FLAG,
             action="store_true",
             help="With --sequence-parallel, quantize the input of a column-parallel linear before it is "
-            "gathered for forward: about half the bytes of bf16 travel, and the results are the same to the last bit.",
+            "gathered for forward: about half the bytes of bf16 travel, and the results are the same to the "
+            "last bit.",
         )
 
     def is_need_apply(self, args: Namespace) -> bool:

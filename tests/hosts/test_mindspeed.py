@@ -132,6 +132,7 @@ print(args.fp8, args.fp8_recipe, args.fp8_quant_fb_split)
         "LayerSelectionFeature",
         "MXFP8DeferBackwardQuantFeature",
         "ReuseQuantizedWeightFeature",
+        "QuantizedAllGatherFeature",
         "FP8TrainingFeature",
         "DelayedScalingFeature",
         "DataPathFeature",
