@@ -21,6 +21,7 @@ from mindspeed_lowp.export import (
     export_checkpoint,
     open_checkpoint,
 )
+from mindspeed_lowp.export.checkpoint import Training
 from mindspeed_lowp.export.selection import quantized_names
 from mindspeed_lowp.formats import E2M1, MX_BLOCK
 
@@ -110,8 +111,8 @@ def _packing(arguments: argparse.Namespace, checkpoint: Checkpoint) -> Packing:
     options = {name: getattr(arguments, name) for name in ("scale_mode", "scale_factor", "block_size")}
     if training.scheme:
         print(f"The checkpoint was trained with --qat-scheme {training.scheme}")
-        if training.scheme.split("-")[1] == arguments.format.split("-")[0]:
-            options["scale_mode"] = options["scale_mode"] or training.scale_mode
+        if arguments.format.split("-")[0] in training.scheme.split("-"):
+            options["scale_mode"] = options["scale_mode"] or _scale_mode(training)
         else:
             print(
                 f"warning: with --format {arguments.format} its weights become others than it computed with"
@@ -123,6 +124,15 @@ def _packing(arguments: argparse.Namespace, checkpoint: Checkpoint) -> Packing:
             flag = "--" + name.replace("_", "-")
             raise ExportError(f"{flag} is for {MXFP4.name}; leave it out with --format {arguments.format}")
     return packing(**options)
+
+
+def _scale_mode(training: Training) -> str | None:
+    if training.by_mindspeed:
+        raise ExportError(
+            "--scale-mode is needed: MindSpeed trained this checkpoint, which does not say by which rule its"
+            " scales were made (MindSpeed's own schemes: floor for MXFP4, ceil for MXFP8)"
+        )
+    return training.scale_mode
 
 
 def _check_installed() -> None:

@@ -52,11 +52,13 @@ class Training:
         scheme: of `--qat-scheme`: ``w4a16-mxfp4-moe-only``; empty without such training.
         skip_names: of `--qat-skip-names`.
         scale_mode: of `--qat-scale-mode`; None for the scheme's own.
+        by_mindspeed: the run did not know that flag, so it was MindSpeed's own training.
     """
 
     scheme: str = ""
     skip_names: tuple[str, ...] = ()
     scale_mode: str | None = None
+    by_mindspeed: bool = False
 
     @property
     def experts_only(self) -> bool:

@@ -12,6 +12,8 @@ from torch import Tensor
 from mindspeed_lowp.export.checkpoint import Checkpoint, ExportError, Parameter
 
 INDEX = "model.safetensors.index.json"
+#: What a quantized model's config.json has, by compressed-tensors' `QUANTIZATION_CONFIG_NAME` too.
+QUANTIZATION = "quantization_config"
 _CONFIG = "config.json"
 # Weights in other forms: not those of the export.
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
@@ -37,8 +39,8 @@ def open_folder(folder: Path) -> Checkpoint:
         ExportError: it is quantized already, its weights are in no safetensors file, or files are missing.
     """
     config = json.loads((folder / _CONFIG).read_text())
-    if "quantization_config" in config:
-        raise ExportError(f"--load {folder}: is quantized already: config.json has a quantization_config")
+    if QUANTIZATION in config:
+        raise ExportError(f"--load {folder}: is quantized already: config.json has a {QUANTIZATION}")
     if config.get("model_type") in _TRANSPOSED:
         raise ExportError(
             f"--load {folder}: a {config['model_type']} stores its weights as [K, N], for which"

@@ -86,6 +86,7 @@ def _training(options: dict[str, Any]) -> Training:
         scheme=options.get("qat_scheme") or "",
         skip_names=tuple(options.get("qat_skip_names") or ()),
         scale_mode=options.get("qat_scale_mode"),
+        by_mindspeed=bool(options.get("qat_scheme")) and "qat_scale_mode" not in options,
     )
 
 

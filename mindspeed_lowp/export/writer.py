@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from mindspeed_lowp.export.checkpoint import Checkpoint, ExportError, Parameter
-from mindspeed_lowp.export.huggingface import INDEX
+from mindspeed_lowp.export.huggingface import INDEX, QUANTIZATION
 from mindspeed_lowp.export.packing import Packing
 
 #: Where the writer cuts, the bytes of a file at most (one large tensor may exceed them).
@@ -56,7 +56,7 @@ def export_checkpoint(
         output: a folder that does not exist or is empty, without `force`.
         packing: the format.
         quantized: names of parameters (see `selection`).
-        force: replace what is in `output`, and what an interrupted export left in ``output.partial``.
+        force: replace an earlier export, and what an interrupted one left in ``output.partial``.
         progress: called with the number of bytes read, for each parameter.
 
     Raises:
@@ -144,8 +144,10 @@ def _whole_folder(output: Path, force: bool) -> Iterator[Path]:
     partial = output.with_name(output.name + ".partial")
     if output.exists() and (not output.is_dir() or any(output.iterdir())) and not force:
         raise ExportError(f"--output {output}: exists; --force replaces it when the export is complete")
-    if output.exists() and not output.is_dir():
-        raise ExportError(f"--output {output}: is a file; give a folder")
+    if output.exists() and not _is_export(output):
+        raise ExportError(
+            f"--output {output}: is no earlier export, which --force replaces; give another folder"
+        )
     if partial.exists():
         if not force:
             raise ExportError(
@@ -161,6 +163,16 @@ def _whole_folder(output: Path, force: bool) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _is_export(output: Path) -> bool:
+    """Whether a folder is empty or has a config.json such as this module writes."""
+    if not output.is_dir():
+        return False
+    config = output / "config.json"
+    if config.is_file():
+        return QUANTIZATION in json.loads(config.read_text())
+    return not any(output.iterdir())
 
 
 def _replace(partial: Path, output: Path) -> None:

@@ -96,12 +96,17 @@ def test_the_old_output_comes_back_if_the_new_cannot_take_its_name(tmp_path, mon
     assert contents(output) == {"config.json": b"output"}
 
 
-def test_a_file_in_the_way_stays(tmp_path):
+def test_what_is_no_export_stays_even_with_force(tmp_path):
     output = tmp_path / "output"
     output.write_text("mine")
-    with pytest.raises(ExportError, match="is a file"), writer._whole_folder(output, force=True):
+    with pytest.raises(ExportError, match="is no earlier export"), writer._whole_folder(output, force=True):
         pass
     assert output.read_text() == "mine"
+    folder = save_folder(tmp_path / "model", llama_weights())
+    before = contents(folder)
+    with pytest.raises(ExportError, match="is no earlier export"), writer._whole_folder(folder, force=True):
+        pass
+    assert contents(folder) == before
 
 
 # Prints the growth of the resident memory over a first, small export.

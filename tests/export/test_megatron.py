@@ -54,8 +54,9 @@ def sequential(name):
     return name
 
 
-@pytest.mark.parametrize("ckpt_format", ["torch_dist", "torch"])
-@pytest.mark.parametrize("experts", [[], MOE], ids=["dense", "moe"])
+@pytest.mark.parametrize(
+    ("experts", "ckpt_format"), [([], "torch_dist"), (MOE, "torch")], ids=["dense-torch_dist", "moe-torch"]
+)
 def test_other_models_keep_megatrons_names(trained, tmp_path, experts, ckpt_format, capsys):
     checkpoint, last = trained(*experts, "--ckpt-format", ckpt_format)
     result, decoded = export(checkpoint, tmp_path / "output")
@@ -152,8 +153,13 @@ def test_what_the_training_run_was_told_is_followed(trained, tmp_path, capsys):
     original = file.read_bytes()
     content["args"].qat_scheme = "w4a16-mxfp4-moe-only"
     content["args"].qat_skip_names = ["layers.1.mlp.experts.linear_fc2"]
+    vars(content["args"]).pop("qat_scale_mode", None)
     torch.save(content, file)
     try:
+        with pytest.raises(SystemExit, match="--scale-mode is needed: MindSpeed trained this checkpoint"):
+            export(checkpoint, tmp_path / "output")
+        content["args"].qat_scale_mode = None
+        torch.save(content, file)
         result, decoded = export(checkpoint, tmp_path / "output")
         assert decoded == {
             f"model.layers.{layer}.block_sparse_moe.experts.{expert}.{name}.weight"
