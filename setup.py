@@ -63,6 +63,7 @@ setup(
         "mindspeed_lowp.ops.kernels",
         "mindspeed_lowp.ops.npu",
         "mindspeed_lowp.ops.reference",
+        "mindspeed_lowp.qat",
         "mindspeed_lowp.recipes",
         "mindspeed_lowp.runtime",
     ],

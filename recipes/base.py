@@ -86,6 +86,11 @@ class Recipe(ABC):
         """The format of this tensor's elements."""
         return _ELEMENTS[self.fp8_format][role == "grad"]
 
+    @property
+    def scaling(self) -> Recipe:
+        """The recipe that scales and multiplies: this one, unless it prepares tensors for another."""
+        return self
+
     def for_layer(self, divided: Divided = NOT_DIVIDED) -> Recipe:
         """The recipe for one layer: itself, unless it keeps something that each layer needs for its own.
 
@@ -97,6 +102,14 @@ class Recipe(ABC):
     def defers(self, role: Role) -> bool:
         """Whether forward leaves the second axis of this tensor to backward, which quantizes it again."""
         return False
+
+    def clips(self, role: Role) -> bool:
+        """Whether this tensor gets no gradient where it is `saturated`."""
+        return False
+
+    def saturated(self, x: Tensor, role: Role) -> Tensor:
+        """Which elements of x are beyond their format's range: bool, of x's shape. For roles that clip."""
+        raise NotImplementedError
 
     @abstractmethod
     def one_copy_serves_both_axes(self, role: Role) -> bool:

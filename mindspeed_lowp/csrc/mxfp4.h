@@ -8,11 +8,15 @@ namespace lowp {
 
 constexpr int64_t kMxfp4Blocks = 64;  // most blocks of one task
 
+// How the exponent of a block's scale becomes an integer.
+enum ScaleMode : int { kScaleRound = 0, kScaleFloor = 1, kScaleCeil = 2 };
+
 struct Mxfp4 {
     const void* x;
     void* y;
     int64_t block;  // elements that share a scale
-    float scale_factor;
+    float divisor;  // of a block's largest magnitude
+    int mode;
     int input;
 };
 

@@ -33,10 +33,12 @@ struct TurningPoints {
 constexpr TurningPoints kTurningPoints;
 
 // The exponent field of the scale of a block whose largest magnitude is `amax`; 255 if there is none.
-uint32_t mxfp4_scale(float amax, float scale_factor) {
-    uint32_t s = bits(max(amax / scale_factor, 0x1p-30f));
+uint32_t mxfp4_scale(float amax, const Mxfp4& q) {
+    uint32_t s = bits(max(amax / q.divisor, 0x1p-30f));
     uint32_t field = s >> 23;
-    return min(field + ((s & 0x7FFFFF) >= kTurningPoints.mantissa[field & 0xFF]), 255u);
+    uint32_t round = kTurningPoints.mantissa[field & 0xFF], ceil = 1, never = 1 << 23;
+    uint32_t turn = q.mode == kScaleRound ? round : q.mode == kScaleCeil ? ceil : never;
+    return min(field + ((s & 0x7FFFFF) >= turn), 255u);
 }
 
 // Rounds magnitudes, given as bit patterns with `shift` mantissa bits, to E2M1's codes times a scale: as
@@ -126,8 +128,8 @@ INLINE void mxfp4_block(const typename In::Bits* x, typename In::Bits* y, int64_
 // Up to kMxfp4Blocks blocks of `block` elements, the last one perhaps shorter. By passes over all of them, so
 // that no block waits for its scale; while one group is converted, the next is fetched from memory.
 template <class In>
-INLINE void mxfp4_group(const typename In::Bits* x, typename In::Bits* y, int64_t count, int64_t block,
-                        float scale_factor) {
+INLINE void mxfp4_group(const Mxfp4& q, const typename In::Bits* x, typename In::Bits* y, int64_t count,
+                        int64_t block) {
     using Bits = typename In::Bits;
     constexpr int64_t line = 64 / sizeof(Bits);
     int64_t whole = count / block, rest = count % block, blocks = whole + (rest > 0);
@@ -136,7 +138,7 @@ INLINE void mxfp4_group(const typename In::Bits* x, typename In::Bits* y, int64_
     for (int64_t b = 0; b < whole; b++) amax[b] = largest<In>(x + b * block, block);
     if (rest) amax[whole] = largest<In>(x + whole * block, rest);
     for (int64_t b = 0; b < blocks; b++)
-        field[b] = amax[b] < In::nonfinite ? mxfp4_scale(In::value(amax[b]), scale_factor) : 255;
+        field[b] = amax[b] < In::nonfinite ? mxfp4_scale(In::value(amax[b]), q) : 255;
     for (int64_t b = 0; b < whole; b++) {
         int64_t at = b * block;
         for (int64_t i = at; i < at + block; i += line) {
@@ -152,10 +154,18 @@ template <class In>
 void mxfp4_line(const Mxfp4& q, int64_t first, int64_t count) {
     auto* x = static_cast<const typename In::Bits*>(q.x) + first;
     auto* y = static_cast<typename In::Bits*>(q.y) + first;
-    if (q.block == kBlock)  // a length that the compiler knows
-        mxfp4_group<In>(x, y, count, kBlock, q.scale_factor);
-    else
-        mxfp4_group<In>(x, y, count, q.block, q.scale_factor);
+    switch (q.block) {  // lengths that the compiler knows are faster
+        case 16:
+            return mxfp4_group<In>(q, x, y, count, 16);
+        case 32:
+            return mxfp4_group<In>(q, x, y, count, 32);
+        case 64:
+            return mxfp4_group<In>(q, x, y, count, 64);
+        case 128:
+            return mxfp4_group<In>(q, x, y, count, 128);
+        default:
+            return mxfp4_group<In>(q, x, y, count, q.block);
+    }
 }
 
 void mxfp4_quant_dequant(const Mxfp4& q, int64_t first, int64_t count) {

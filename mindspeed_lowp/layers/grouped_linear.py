@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mindspeed_lowp.layers.checks import check_dtypes, check_recipe
+from mindspeed_lowp.layers.clipping import clipped
 from mindspeed_lowp.layers.kept import pack, unpack
 from mindspeed_lowp.layers.weight_cache import WeightCache, quantize_weights
-from mindspeed_lowp.layers.weight_grad import add_to_main_grad, settled_grad
+from mindspeed_lowp.layers.weight_grad import add_product_to_main_grad, add_to_main_grad, settled_grad
 from mindspeed_lowp.recipes import Operand, Recipe
 
 
@@ -72,9 +73,12 @@ class _LowpGroupedLinear(torch.autograd.Function):
         y = _with_surplus(recipe.grouped_matmul(x_quantized[-1], w_fprop, group_list, x.dtype), len(x))
 
         kept_x = (x_quantized[-2] if keeps_x else rows) if needs_dw else None
-        kept_w = parameters if needs_dx and not keeps_w else ()
-        ctx.save_for_backward(group_list, *pack(kept_x), *pack(w_dgrad), *kept_w)
+        clip_x = rows if needs_dx and recipe.clips("input") else None
+        clips_w = needs_dw and recipe.clips("weight")
+        kept_w = parameters if (needs_dx and not keeps_w) or clips_w else ()
+        ctx.save_for_backward(group_list, *pack(kept_x), *pack(w_dgrad), clip_x, *kept_w)
         ctx.counts, ctx.recipe, ctx.weights_class = counts, recipe, weights_class
+        ctx.clips_w = clips_w
         ctx.into_main_grad, ctx.weight_cache = into_main_grad, weight_cache
         # Not data of backward: the Parameters, whose main_grad is added to and whom the cache knows.
         ctx.parameters = parameters if into_main_grad or weight_cache is not None else ()
@@ -87,7 +91,7 @@ class _LowpGroupedLinear(torch.autograd.Function):
         recipe, weights_class = ctx.recipe, ctx.weights_class
         needs_dx, needs_dw = ctx.needs_input_grad[0], ctx.needs_input_grad[7:]
         group_list, *kept = ctx.saved_tensors
-        kept_x, w_dgrad, kept_w = unpack(*kept[0:2]), unpack(*kept[2:4]), kept[4:]
+        kept_x, w_dgrad, clip_x, kept_w = unpack(*kept[0:2]), unpack(*kept[2:4]), kept[4], kept[5:]
         g = grad[: sum(ctx.counts)]  # [T, N]
         axes = (-1,) * needs_dx + (-2,) * any(needs_dw)
         g_quantized = recipe.quantize_groups(g, "grad", group_list, axes)
@@ -100,7 +104,7 @@ class _LowpGroupedLinear(torch.autograd.Function):
                     weights, recipe, ctx.weight_cache, fprop=False, dgrad=True
                 )
             dx = recipe.grouped_matmul(g_quantized[-1], w_dgrad, group_list, ctx.x_dtype)
-            dx = _with_surplus(dx, ctx.x_rows)
+            dx = _with_surplus(clipped(dx, clip_x, recipe, "input"), ctx.x_rows)
 
         dw = (None,) * len(needs_dw)
         if any(needs_dw):
@@ -108,12 +112,13 @@ class _LowpGroupedLinear(torch.autograd.Function):
             if not isinstance(kept_x, Operand):
                 x_wgrad = recipe.quantize_groups(kept_x, "input", group_list, (-2,))[-2]
             g_wgrad = g_quantized[-2]
+            clip_w = kept_w if ctx.clips_w else [None] * len(needs_dw)
             if ctx.into_main_grad:
                 dw = weights_class.add_to_main_grads(
-                    ctx.parameters, recipe, x_wgrad, g_wgrad, group_list, ctx.counts
+                    ctx.parameters, recipe, x_wgrad, g_wgrad, group_list, ctx.counts, clip_w
                 )
             else:
-                dw = weights_class.gradients(recipe, x_wgrad, g_wgrad, group_list, ctx.weight_dtype)
+                dw = weights_class.gradients(recipe, x_wgrad, g_wgrad, group_list, ctx.weight_dtype, clip_w)
             dw = tuple(grad if needed else None for grad, needed in zip(dw, needs_dw, strict=True))
         return dx, None, None, None, None, None, None, *dw
 
@@ -137,11 +142,18 @@ class _StackedWeights:
 
     @staticmethod
     def gradients(
-        recipe: Recipe, x: Operand, g: Operand, group_list: Tensor, dtype: torch.dtype
+        recipe: Recipe,
+        x: Operand,
+        g: Operand,
+        group_list: Tensor,
+        dtype: torch.dtype,
+        clip: Sequence[Tensor | None],
     ) -> tuple[Tensor]:
         if recipe.either_side:
-            return (recipe.grouped_wgrad(x.mT, g, group_list, dtype),)
-        return (recipe.grouped_wgrad(g.mT, x, group_list, dtype).mT.contiguous(),)
+            grad = recipe.grouped_wgrad(x.mT, g, group_list, dtype)
+        else:
+            grad = recipe.grouped_wgrad(g.mT, x, group_list, dtype).mT.contiguous()
+        return (clipped(grad, clip[0], recipe, "weight"),)
 
     @staticmethod
     def add_to_main_grads(
@@ -151,6 +163,7 @@ class _StackedWeights:
         g: Operand,
         group_list: Tensor,
         counts: Sequence[int],
+        clip: Sequence[Tensor | None],
     ) -> tuple[Tensor | None]:
         (weight,) = parameters
 
@@ -161,10 +174,10 @@ class _StackedWeights:
                 acc += compute(acc.dtype)
 
         def compute(dtype: torch.dtype) -> Tensor:
-            (grad,) = _StackedWeights.gradients(recipe, x, g, group_list, dtype)
+            (grad,) = _StackedWeights.gradients(recipe, x, g, group_list, dtype, clip)
             return grad
 
-        return (add_to_main_grad(weight, add_, compute),)
+        return (add_to_main_grad(weight, add_ if clip[0] is None else None, compute),)
 
 
 class _SeparateWeights:
@@ -188,9 +201,15 @@ class _SeparateWeights:
 
     @staticmethod
     def gradients(
-        recipe: Recipe, x: Operand, g: Operand, group_list: Tensor, dtype: torch.dtype
+        recipe: Recipe,
+        x: Operand,
+        g: Operand,
+        group_list: Tensor,
+        dtype: torch.dtype,
+        clip: Sequence[Tensor | None],
     ) -> tuple[Tensor, ...]:
-        return recipe.grouped_wgrad(g.mT, x, group_list, dtype).unbind()
+        grads = recipe.grouped_wgrad(g.mT, x, group_list, dtype).unbind()
+        return tuple(clipped(grad, w, recipe, "weight") for grad, w in zip(grads, clip, strict=True))
 
     @staticmethod
     def add_to_main_grads(
@@ -200,6 +219,7 @@ class _SeparateWeights:
         g: Operand,
         group_list: Tensor,
         counts: Sequence[int],
+        clip: Sequence[Tensor | None],
     ) -> tuple[Tensor | None, ...]:
         # The main_grads lie apart, so each expert's rows are one fused matrix product.
         grads, start = [], 0
@@ -211,7 +231,7 @@ class _SeparateWeights:
             else:
                 left = recipe.slice_group(g, expert, start, start + count).mT
                 right = recipe.slice_group(x, expert, start, start + count)
-                grads.append(_add_product(weight, recipe, left, right))
+                grads.append(add_product_to_main_grad(weight, recipe, left, right, clip[expert]))
             start += count
         return tuple(grads)
 
@@ -231,14 +251,6 @@ def _stack(experts: Sequence[dict[int, Operand]], axes: Sequence[int]) -> dict[i
         )
         for axis in axes
     }
-
-
-def _add_product(weight: Tensor, recipe: Recipe, left: Operand, right: Operand) -> Tensor | None:
-    return add_to_main_grad(
-        weight,
-        lambda acc: recipe.matmul_add_(acc, left, right),
-        lambda dtype: recipe.matmul(left, right, dtype),
-    )
 
 
 def _with_surplus(rows: Tensor, total: int) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mindspeed_lowp.layers.checks import check_dtypes, check_recipe
+from mindspeed_lowp.layers.clipping import clipped
 from mindspeed_lowp.layers.kept import pack, unpack
 from mindspeed_lowp.layers.parallel import (
     TensorParallel,
@@ -18,7 +19,7 @@ from mindspeed_lowp.layers.parallel import (
     start_dgrad_reduction,
 )
 from mindspeed_lowp.layers.weight_cache import WeightCache, quantize_weights
-from mindspeed_lowp.layers.weight_grad import WeightGrad, add_to_main_grad
+from mindspeed_lowp.layers.weight_grad import WeightGrad, add_product_to_main_grad
 from mindspeed_lowp.recipes import Operand, Recipe
 
 
@@ -93,7 +94,9 @@ class _LowpLinear(torch.autograd.Function):
 
         kept_x = (x_wgrad if keeps_x else x) if needs_dw else None
         kept_w = (w[-2] if keeps_w else weight) if needs_dx else None
-        ctx.save_for_backward(*pack(kept_x), *pack(kept_w))
+        clip_x = x if needs_dx and recipe.clips("input") else None
+        clip_w = weight if needs_dw and recipe.clips("weight") else None
+        ctx.save_for_backward(*pack(kept_x), *pack(kept_w), clip_x, clip_w)
         ctx.recipe, ctx.parallel = recipe, parallel
         ctx.weight_grad, ctx.weight_cache = weight_grad, weight_cache
         # Not data of backward: the Parameter itself, with its main_grad, as the cache knows it.
@@ -109,7 +112,7 @@ class _LowpLinear(torch.autograd.Function):
         recipe, parallel = ctx.recipe, ctx.parallel
         needs_dx, needs_dw, needs_db = ctx.needs_input_grad[:3]
         saved = ctx.saved_tensors  # asked for once: recomputation allows no more
-        kept_x, kept_w = unpack(*saved[:2]), unpack(*saved[2:])
+        kept_x, kept_w, (clip_x, clip_w) = unpack(*saved[:2]), unpack(*saved[2:4]), saved[4:]
         needs_dw = needs_dw and not ctx.weight_grad.postpone(g)
 
         gathers = parallel is not None and parallel.sequence_parallel
@@ -141,17 +144,15 @@ class _LowpLinear(torch.autograd.Function):
             if gathers:
                 x_wgrad = Operand(*gathering.wait())
             if ctx.weight_grad.into_main_grad:
-                dw = add_to_main_grad(
-                    ctx.weight,
-                    lambda acc: recipe.matmul_add_(acc, g_wgrad.mT, x_wgrad),
-                    lambda dtype: recipe.matmul(g_wgrad.mT, x_wgrad, dtype),
-                )
+                dw = add_product_to_main_grad(ctx.weight, recipe, g_wgrad.mT, x_wgrad, clip_w)
             else:
-                dw = recipe.matmul(g_wgrad.mT, x_wgrad, ctx.weight_dtype)
+                dw = clipped(recipe.matmul(g_wgrad.mT, x_wgrad, ctx.weight_dtype), clip_w, recipe, "weight")
         db = g.sum(0, dtype=ctx.bias_dtype) if needs_db else None
 
         if reducing is not None:
             (dx,) = reducing.wait()
+        if needs_dx:
+            dx = clipped(dx, clip_x, recipe, "input")
         return dx, dw, db, None, None, None, None, None
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mindspeed_lowp.layers.clipping import clipped
+from mindspeed_lowp.recipes import Operand, Recipe
+
 
 @dataclass(frozen=True)
 class WeightGrad:
@@ -32,19 +35,33 @@ class WeightGrad:
 
 
 def add_to_main_grad(
-    weight: Tensor, add_fp32_: Callable[[Tensor], None], compute: Callable[[torch.dtype], Tensor]
+    weight: Tensor, add_fp32_: Callable[[Tensor], None] | None, compute: Callable[[torch.dtype], Tensor]
 ) -> Tensor | None:
     """Add the gradient of `weight` to its `main_grad`; returns what autograd gets instead.
 
-    add_fp32_(acc): adds the gradient to an fp32 tensor in one operator.
-    compute(dtype): gives the gradient as a new tensor, for a main_grad of another dtype.
+    add_fp32_(acc): adds the gradient to an fp32 tensor in one operator; None where no operator does.
+    compute(dtype): gives the gradient as a new tensor, for all other cases.
     """
     main_grad = weight.main_grad
-    if main_grad.dtype == torch.float32:
+    if main_grad.dtype == torch.float32 and add_fp32_ is not None:
         add_fp32_(main_grad)
     else:
         main_grad.add_(compute(main_grad.dtype))
     return settled_grad(weight)
+
+
+def add_product_to_main_grad(
+    weight: Tensor, recipe: Recipe, left: Operand, right: Operand, clip: Tensor | None
+) -> Tensor | None:
+    """The same for the gradient left [N, T] @ right [T, K], clipped where `clip`, the weight, was kept."""
+
+    def add_(acc: Tensor) -> None:
+        recipe.matmul_add_(acc, left, right)
+
+    def compute(dtype: torch.dtype) -> Tensor:
+        return clipped(recipe.matmul(left, right, dtype), clip, recipe, "weight")
+
+    return add_to_main_grad(weight, add_ if clip is None else None, compute)
 
 
 def settled_grad(weight: Tensor) -> Tensor | None:

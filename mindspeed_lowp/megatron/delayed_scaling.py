@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mindspeed_lowp.recipes import DelayedRecipe
+from mindspeed_lowp.recipes import DelayedRecipe, Recipe
 from mindspeed_lowp.recipes.delayed import advance
 
 _KEY = "lowp_amax_history"
@@ -18,9 +18,15 @@ def delayed_recipes(chunks: Sequence[nn.Module]) -> Iterator[DelayedRecipe]:
     """The recipes, each with its history, of this rank's layers in the order of the model."""
     for chunk in chunks:
         for module in chunk.modules():
-            recipe = getattr(module, "recipe", None)
-            if isinstance(recipe, DelayedRecipe):
+            recipe = _delayed_recipe(getattr(module, "recipe", None))
+            if recipe is not None:
                 yield recipe
+
+
+def _delayed_recipe(recipe: object) -> DelayedRecipe | None:
+    """The recipe with a history that a layer's recipe is or stands on."""
+    scaling = recipe.scaling if isinstance(recipe, Recipe) else None
+    return scaling if isinstance(scaling, DelayedRecipe) else None
 
 
 def begin_step(chunks: Sequence[nn.Module]) -> None:
@@ -40,11 +46,11 @@ class KeepsHistory:
     recipe: object
 
     def get_extra_state(self) -> dict[str, torch.Tensor] | None:
-        if not isinstance(self.recipe, DelayedRecipe):
-            return None
-        return {_KEY: self.recipe.history.past.cpu()}
+        recipe = _delayed_recipe(self.recipe)
+        return None if recipe is None else {_KEY: recipe.history.past.cpu()}
 
     def set_extra_state(self, state: object) -> None:
         """Anybody else's state, Transformer Engine's or none, means nothing here: history starts anew."""
-        if isinstance(self.recipe, DelayedRecipe) and isinstance(state, dict) and _KEY in state:
-            self.recipe.history.restore(state[_KEY])
+        recipe = _delayed_recipe(self.recipe)
+        if recipe is not None and isinstance(state, dict) and _KEY in state:
+            recipe.history.restore(state[_KEY])

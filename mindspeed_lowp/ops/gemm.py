@@ -92,7 +92,7 @@ def _mx(device: Decoders, a: Operand, b: Operand, bias: Tensor | None, output_dt
         and not may_hold_bf16_subnormals(b, 0)
     )
     dtype = torch.bfloat16 if in_bf16 else torch.float32
-    result = _mm(_dequantized(device, a, 1, dtype), _dequantized(device, b, 0, dtype))
+    result = mm(_dequantized(device, a, 1, dtype), _dequantized(device, b, 0, dtype))
     return result if bias is None else result.add_(bias)
 
 
@@ -131,10 +131,11 @@ def _decoded(device: Decoders, x: Operand) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    return _mm(a, b).to(torch.float32)
+    return mm(a, b).to(torch.float32)
 
 
-def _mm(a: Tensor, b: Tensor) -> Tensor:
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    """`a @ b` in the operands' own precision, autocast or not."""
     device = a.device.type
     if torch.is_autocast_enabled(device):  # it would round the operands and the sums
         with torch.autocast(device, enabled=False):

@@ -15,15 +15,18 @@ from mindspeed_lowp.ops.reference import mxfp4 as reference
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _FP32 = torch.finfo(torch.float32)
 
-# What the public function does not offer, quantization-aware training needs: other block sizes, and the
-# divisor itself.
+# What the public function does not offer, quantization-aware training needs: other block sizes, the divisor
+# itself, and other rules for the scale, with E = amax / scale_factor:
+#   round  2 ** round(log2(E)), as below: the nearest power of two
+#   floor  2 ** floor(log2(E * 3 / 2)): OCP's, floor(log2(amax)) - 2, for a factor of 6
+#   ceil   2 ** ceil(log2(E)): for a factor of 6, the least with which nothing saturates
 _quant_dequant_mxfp4 = operator(
-    "quant_dequant_mxfp4(Tensor x, float scale_factor, int block_size) -> Tensor",
+    "quant_dequant_mxfp4(Tensor x, float scale_factor, int block_size, str scale_mode='round') -> Tensor",
     reference=reference.quant_dequant_mxfp4,
     kernel=kernels.quant_dequant_mxfp4,
     npu=npu.quant_dequant_mxfp4,
     older_npu=npu.quant_dequant_mxfp4,
-    fake=lambda x, scale_factor, block_size: x.new_empty(x.shape),
+    fake=lambda x, *how: x.new_empty(x.shape),
 )
 
 
@@ -61,12 +64,13 @@ def quant_dequant_mxfp4(x: Tensor, inv_scale_factor_scale: float = 1.0) -> Tenso
     Raises:
         ValueError: naming the argument that is not supported.
 
-    On an NPU this is the FakeQuant toolkit's compiled operator where it has been loaded
-    (``torch.ops.amct.quant_dequant_mxfp4``), else the reference. The compiled operator equals the definition
-    above for finite bf16 and fp16 input and the default factor. Otherwise it may not: it multiplies by an
-    fp32 ``inv_scale_factor_scale / 6`` and turns to the next scale at one mantissa (``0x3504F3``) for all
-    exponents, so that fp32 blocks near a turning point may get the other scale; it takes scaled elements less
-    than ``1e-6`` below 2.5, 3.5 and 5 for these midpoints; and what NaN and Inf give is not defined there.
+    On an NPU this is the FakeQuant toolkit's compiled operator (``torch.ops.amct.quant_dequant_mxfp4``)
+    where it has been loaded or is found through MXFP4_ASCENDC_PATH, else the reference. The compiled operator
+    equals the definition above for finite bf16 and fp16 input and the default factor. Otherwise it may not:
+    it multiplies by an fp32 ``inv_scale_factor_scale / 6`` and turns to the next scale at one mantissa
+    (``0x3504F3``) for all exponents, so that fp32 blocks near a turning point may get the other scale; it
+    takes scaled elements less than ``1e-6`` below 2.5, 3.5 and 5 for these midpoints; and what NaN and Inf
+    give is not defined there.
 
     Source: the FakeQuant toolkit of hicann/amct (``experimental/fakequant/mxfp4_ascendc``): its PyTorch
     reference, of which ours has every bit.

@@ -18,15 +18,21 @@ MIDPOINTS = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]
 FP32 = torch.float32
 
 
-def oracle(x: Tensor, scale_factor: float = 6.0, block_size: int = 32) -> Tensor:
+def oracle(x: Tensor, scale_factor: float = 6.0, block_size: int = 32, scale_mode: str = "round") -> Tensor:
     with np.errstate(all="ignore"):
         values = x.float().numpy()
         result = np.empty_like(values)
         for first in range(0, values.shape[-1], block_size):
             block = values[..., first : first + block_size]
-            raw = np.abs(block).max(-1, keepdims=True) / np.float32(scale_factor)
-            logarithm = np.log2(np.maximum(raw, np.float32(2.0**-30)).astype(np.float64)).astype(np.float32)
-            scale = np.exp2(np.rint(logarithm))
+            divisor = scale_factor * 2 / 3 if scale_mode == "floor" else scale_factor
+            raw = np.abs(block).max(-1, keepdims=True) / np.float32(divisor)
+            logarithm = np.log2(np.maximum(raw, np.float32(2.0**-30)).astype(np.float64))
+            if scale_mode == "round":
+                scale = np.exp2(np.rint(logarithm.astype(np.float32)))
+            else:
+                scale = np.exp2({"floor": np.floor, "ceil": np.ceil}[scale_mode](logarithm)).astype(
+                    np.float32
+                )
             scaled = block / scale
             code = np.searchsorted(np.array(MIDPOINTS, np.float32), np.abs(scaled), side="right")
             sign = (scaled > 0).astype(np.float32) - (scaled < 0).astype(np.float32)
@@ -83,6 +89,36 @@ def test_random_bit_patterns(implementation, dtype):
     for scale_factor in (6.0, 0.001):
         for block_size in (2, 32):
             assert_same(implementation(x, scale_factor, block_size), oracle(x, scale_factor, block_size))
+
+
+@pytest.mark.parametrize("scale_mode", ["floor", "ceil"])
+@pytest.mark.parametrize("dtype", FLOATS_AND_FP32)
+def test_other_rules_for_the_scale(implementation, dtype, scale_mode):
+    """Every largest magnitude of 16 bits and its neighbours in fp32, other factors and block sizes."""
+    amax = every_pattern(torch.bfloat16 if dtype == FP32 else dtype).to(dtype)
+    if dtype == FP32:
+        amax = torch.cat(
+            [amax, (amax.view(torch.int32) + 1).view(FP32), (amax.view(torch.int32) - 1).view(FP32)]
+        )
+    blocks = (amax.float()[:, None] * torch.linspace(-1, 1, 32)).to(dtype)
+    blocks[:, 3] = amax
+    assert_same(implementation(blocks, 6.0, 32, scale_mode), oracle(blocks, 6.0, 32, scale_mode))
+    for scale_factor, block_size in ((5.3, 16), (0.01, 64), (100.0, 128)):
+        x = wide_range((37, 300), dtype)
+        expected = oracle(x, scale_factor, block_size, scale_mode)
+        assert_same(implementation(x, scale_factor, block_size, scale_mode), expected)
+
+
+def test_the_floor_is_ocps_and_the_ceiling_saturates_nothing(implementation):
+    """3.9 and 7.9 saturate by the first two, 8.3 by rounding only."""
+    amax = torch.tensor([3.9, 4.0, 6.0, 7.9, 8.0, 8.3])
+    x = torch.stack([amax, torch.full_like(amax, 0.25)], dim=1)
+    for scale_mode, code in (
+        ("floor", [3, 4, 6, 6, 8, 8]),
+        ("round", [3, 3, 6, 6, 6, 6]),
+        ("ceil", [4, 4, 6, 8, 8, 8]),
+    ):
+        assert implementation(x, 6.0, 32, scale_mode)[:, 0].tolist() == code
 
 
 @pytest.mark.parametrize("exponent", [-30, 0, 70])

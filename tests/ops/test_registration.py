@@ -45,7 +45,7 @@ def operands():
         ),
         "add_quant_matmul_": (torch.zeros(70, 24), *product, *mx),
         "add_quant_gmm_": (torch.zeros(3, 40, 24), *gmm, group_list, a_scale, 0, *mx),
-        "quant_dequant_mxfp4": (x, 6.0, 32),
+        "quant_dequant_mxfp4": (x, 6.0, 32, "floor"),
     }
 
 
