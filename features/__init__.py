@@ -15,6 +15,7 @@ from mindspeed_lowp.features.fp8_training import FP8TrainingFeature
 from mindspeed_lowp.features.grouped_experts import GroupedExpertsFeature
 from mindspeed_lowp.features.layer_selection import LayerSelectionFeature
 from mindspeed_lowp.features.mxfp8_defer_backward_quant import MXFP8DeferBackwardQuantFeature
+from mindspeed_lowp.features.qat import QATFeature
 from mindspeed_lowp.features.quantized_all_gather import QuantizedAllGatherFeature
 from mindspeed_lowp.features.reuse_quantized_weight import ReuseQuantizedWeightFeature
 from mindspeed_lowp.features.transformer_impl import TransformerImplFeature
@@ -31,6 +32,7 @@ def create_features() -> list[Feature]:
         QuantizedAllGatherFeature(),
         FP8TrainingFeature(),
         DelayedScalingFeature(),
+        QATFeature(),
         DataPathFeature(),
         CheckpointPrecisionFeature(),
         CheckpointTrackerFeature(),

@@ -14,7 +14,14 @@ from mindspeed_lowp.features.command_line import stop, typed
 from mindspeed_lowp.features.layer_selection import Names, Selections, asked_by, select
 from mindspeed_lowp.features.recipe_options import recipe_from_args
 from mindspeed_lowp.features.reuse_quantized_weight import CHECK_FLAG, reuse_policy
-from mindspeed_lowp.layers import Choice, Conversion, nothing_converted, reuse_quantized_weights, unmatched
+from mindspeed_lowp.layers import (
+    Choice,
+    Conversion,
+    by_name,
+    nothing_converted,
+    reuse_quantized_weights,
+    unmatched,
+)
 from mindspeed_lowp.recipes import Recipe
 
 # Flags that reach the layers of any host: with MindSpeed, the others are its own.
@@ -85,8 +92,10 @@ def _convert(model: list) -> None:
         gather_quantized(model)
     report = convert_chunks(
         model,
-        Choice(recipes.get(linears.recipe), filter_fqns=linears.filter_fqns.values),
-        Choice(recipes.get(experts.recipe), experts.fqns.values, experts.filter_fqns.values),
+        by_name(
+            Choice(recipes.get(linears.recipe), filter_fqns=linears.filter_fqns.values),
+            Choice(recipes.get(experts.recipe), experts.fqns.values, experts.filter_fqns.values),
+        ),
         check,
         blocks_in_high_precision(args),
     )

@@ -9,14 +9,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.transformer_layer import BaseTransformerLayer
 from torch import nn
 
-from mindspeed_lowp.layers.convert import (
-    Choice,
-    Conversion,
-    by_name,
-    convert_layers,
-    named_layers,
-    register_layer,
-)
+from mindspeed_lowp.layers.convert import Conversion, convert_layers, named_layers, register_layer
 from mindspeed_lowp.megatron.grouped_linear import TEColumnParallelGroupedLinear, TERowParallelGroupedLinear
 from mindspeed_lowp.megatron.linear import LowpColumnParallelLinear, LowpRowParallelLinear
 from mindspeed_lowp.megatron.te_linear import (
@@ -40,12 +33,11 @@ register_layer(TERowParallelGroupedLinear, grouped=True)
 
 def convert_chunks(
     chunks: Sequence[nn.Module],
-    linears: Choice,
-    experts: Choice,
+    choose: Callable[[str, nn.Module], Recipe | None],
     check: Callable[[Conversion], None],
     high_precision_blocks: Container[int] = (),
 ) -> Conversion:
-    """Convert the linears of this rank's model chunks, those of experts by a choice of their own.
+    """Convert each linear of this rank's model chunks to the recipe that `choose(name, module)` has for it.
 
     Layers keep their Parameters, so optimizers, data-parallel wrappers and checkpoints are unaffected, and
     converting twice is converting once. The layers of `HIGH_PRECISION` stay as they are, and so do those in a
@@ -55,19 +47,18 @@ def convert_chunks(
 
     All ranks of the default process group must call it together. Returns the report of this rank.
     """
-    chosen = by_name(linears, experts)
     blocks: dict[str, int | None] = {}
     layers = []
     for name, module, block in (layer for chunk in chunks for layer in _layers(chunk)):
         layers.append((name, module))
         blocks[name] = block
 
-    def choose(name: str, module: nn.Module) -> Recipe | None:
+    def choose_elsewhere(name: str, module: nn.Module) -> Recipe | None:
         if any(part in name for part in HIGH_PRECISION) or blocks[name] in high_precision_blocks:
             return None
-        return chosen(name, module)
+        return choose(name, module)
 
-    return convert_layers(layers, choose, lambda here: check(Conversion.union(_of_all_ranks(here))))
+    return convert_layers(layers, choose_elsewhere, lambda here: check(Conversion.union(_of_all_ranks(here))))
 
 
 def _layers(chunk: nn.Module) -> Iterator[tuple[str, nn.Module, int | None]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from mindspeed_lowp import ops
 from mindspeed_lowp.formats import FormatInfo
 from mindspeed_lowp.qat.grids import Grid
-from mindspeed_lowp.recipes import Operand, Recipe, Role
+from mindspeed_lowp.recipes import NOT_DIVIDED, Divided, Operand, Recipe, Role
 from mindspeed_lowp.recipes.mx import MXRecipe
 
 
@@ -67,8 +67,12 @@ class FakeQuantRecipe(Recipe):
     def element(self, role: Role) -> FormatInfo:
         return self.base.element(role)
 
-    def for_layer(self) -> FakeQuantRecipe:
-        return replace(self, base=self.base.for_layer())
+    @property
+    def divided(self) -> Divided:
+        return self.base.divided
+
+    def for_layer(self, divided: Divided = NOT_DIVIDED) -> FakeQuantRecipe:
+        return replace(self, base=self.base.for_layer(divided))
 
     def defers(self, role: Role) -> bool:
         return self.base.defers(role)

@@ -34,8 +34,8 @@ def convert(monkeypatch):
         calls = []
         outcome = Conversion(linears=["a.mlp", "b.mlp"]) if outcome is None else outcome
 
-        def convert_chunks(model, linears, experts, check, blocks):
-            calls.append((model, linears, experts))
+        def convert_chunks(model, choices, check, blocks):
+            calls.append((model, *choices))
             check(outcome)
             return outcome
 
@@ -44,6 +44,7 @@ def convert(monkeypatch):
         args = Namespace(**defaults | arguments)
         monkeypatch.setattr("sys.argv", ["pretrain_gpt.py", *flags.split()])
         monkeypatch.setattr(megatron, "convert_chunks", convert_chunks)
+        monkeypatch.setattr(model_conversion, "by_name", lambda linears, experts: (linears, experts))
         monkeypatch.setattr("megatron.training.get_args", lambda: args)
         model = [torch.nn.Linear(1, 1)]
         get_model = model_conversion.convert_model_wrapper(lambda provider, wrap_with_ddp=True: model)

@@ -135,6 +135,7 @@ print(args.fp8, args.fp8_recipe, args.fp8_quant_fb_split)
         "QuantizedAllGatherFeature",
         "FP8TrainingFeature",
         "DelayedScalingFeature",
+        "QATFeature",
         "DataPathFeature",
         "CheckpointPrecisionFeature",
         "CheckpointTrackerFeature",
