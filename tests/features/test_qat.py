@@ -36,8 +36,8 @@ def test_every_scheme_is_accepted_with_its_options(parse, scheme):
         ("--qat-scale-mode ceil", "--qat-scale-mode has no effect without --qat-scheme"),
         (
             "--qat-scheme w4a4-mxfp4-moe-only",
-            "--qat-scheme w4a4-mxfp4-moe-only has no effect on a model without experts: add --num-experts, or "
-            "set --qat-scheme w4a4-mxfp4",
+            "--qat-scheme w4a4-mxfp4-moe-only has no effect on a model without experts: add --num-experts, "
+            "or set --qat-scheme w4a4-mxfp4",
         ),
         (
             "--qat-scheme w8a16-mxfp8 --qat-scale-mode round",
