@@ -101,7 +101,7 @@ def _export(arguments: argparse.Namespace) -> None:
         f"{arguments.output}: {len(report.quantized)} weights in {packing.name},"
         f" {_size(report.bytes_read)} became {_size(report.bytes_written)}"
     )
-    print(f"Kept in high precision: {', '.join(_without_numbers(report.kept))}, and the norms")
+    print(f"Kept in high precision, besides norms: {', '.join(_without_numbers(report.kept)) or 'none'}")
     if checkpoint.left_out:
         print(f"Not copied: {', '.join(checkpoint.left_out)}")
 

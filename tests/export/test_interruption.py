@@ -1,6 +1,7 @@
-"""An export that is killed leaves nothing that looks whole; one that runs holds about a shard in memory."""
+"""An export that is killed leaves nothing that looks whole; one that runs holds one shard in memory."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -36,10 +37,9 @@ main(sys.argv[1:])
 """
 
 
-def python(script, *arguments):
-    return subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True
-    )
+def python(script, *arguments, **environment):
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
 
 
 def contents(folder):
@@ -109,27 +109,28 @@ def test_what_is_no_export_stays_even_with_force(tmp_path):
     assert contents(folder) == before
 
 
-# Prints the growth of the resident memory over a first, small export.
+# Prints how much more memory was resident at most with the second model than with the first.
 MEASURED = """
-import resource, sys
+import sys
 from mindspeed_lowp.export.__main__ import main
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024
 
-small, large = sys.argv[1:]
-for model in (small, large):
-    before = peak()
+peaks = []
+for model in sys.argv[1:]:
     main(["--format", "mxfp4-pack-quantized", "--load", model, "--output", model + "-exported"])
-print("growth", peak() - before)
+    peaks.append(peak())
+print("growth", peaks[1] - peaks[0])
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in KiB on Linux")
-def test_memory_stays_near_one_shard(tmp_path):
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_does_not_grow_with_the_number_of_shards(tmp_path):
     shard = {f"model.layers.{i}.mlp.up_proj.weight": torch.randn(1024, 2048).bfloat16() for i in range(8)}
     size = sum(weight.nbytes for weight in shard.values())  # 32 MiB
-    for name, shards in {"small": 0, "large": 6}.items():
+    for name, shards in {"small": 1, "large": 6}.items():
         folder = save_folder(tmp_path / name, llama_weights(), config=CONFIG)
         index = {"weight_map": dict.fromkeys(llama_weights(), "model.safetensors")}
         for i in range(shards):
@@ -137,7 +138,9 @@ def test_memory_stays_near_one_shard(tmp_path):
             save_file(part, folder / f"{i}.safetensors")
             index["weight_map"] |= dict.fromkeys(part, f"{i}.safetensors")
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    run = python(MEASURED, tmp_path / "small", tmp_path / "large")
+    # What is freed goes back at once, as it does with weights of real models: no fragments are counted.
+    malloc = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    run = python(MEASURED, tmp_path / "small", tmp_path / "large", **malloc)
     assert run.returncode == 0, run.stderr
     growth = int(run.stdout.rpartition("growth ")[2])
-    assert growth < 1.5 * size, f"{growth / size:.2f} shards of {size >> 20} MiB"
+    assert growth < 0.5 * size, f"{growth / size:.2f} shards of {size >> 20} MiB"
