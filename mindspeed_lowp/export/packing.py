@@ -124,7 +124,7 @@ class MXFP4(Packing):
             )
 
     def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        how = (self.scale_factor, self.block_size, *([] if self.scale_mode == "round" else [self.scale_mode]))
+        how = (self.scale_factor, self.block_size, self.scale_mode)
         values = torch.ops.lowp.quant_dequant_mxfp4(weight, *how)
         codes, scale = ops.dynamic_mx_quant(values, axis=-1, dst_type=self.element.npu_code)
         stored = ops.anti_mx_quant(codes, scale, src_type=self.element.npu_code, dst_type=values.dtype)

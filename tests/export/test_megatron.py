@@ -1,8 +1,10 @@
 """The export of Megatron's checkpoints, made by its trainer: the weights are those the trainer had."""
 
 import json
+import shutil
 from collections import Counter
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from mindspeed_lowp.export import MXFP4, MXFP8, ExportError, open_checkpoint
 from mindspeed_lowp.export.__main__ import main
 from mindspeed_lowp.export.megatron import _load
 from mindspeed_lowp.ops.reference import mxfp4 as reference
+from mindspeed_lowp.qat import mxfp4_quant_dequant
 
 from ..trainer import MOE, succeeded, train
 from .models import assert_same_bits, load_export
@@ -146,35 +149,40 @@ def test_a_tensor_parallel_run_is_exported_whole(trained, tmp_path):
     assert_same_bits(down[:, :64].contiguous(), fake_quantized(last[mlp + "linear_fc2.weight"]))
 
 
-def test_what_the_training_run_was_told_is_followed(trained, tmp_path, capsys):
-    checkpoint, last = trained(*LLAMA, *MOE)
+def test_a_quantization_aware_run_is_followed(trained, tmp_path, capsys):
+    qat = ["--qat-scheme", "w4a16-mxfp4-moe-only", "--qat-scale-mode", "floor"]
+    qat += ["--qat-skip-names", "layers.1.mlp.experts.linear_fc2"]
+    checkpoint, last = trained(*LLAMA, *MOE, *qat)
+    result, decoded = export(checkpoint, tmp_path / "output")
+    assert decoded == {
+        f"model.layers.{layer}.block_sparse_moe.experts.{expert}.{name}.weight"
+        for layer in range(2)
+        for expert in range(4)
+        for name in (("w1", "w3", "w2") if layer == 0 else ("w1", "w3"))
+    }
+    for layer in range(2):
+        down = last[f"decoder.layers.{layer}.mlp.experts.linear_fc2.weight3"]
+        expected = mxfp4_quant_dequant(down, scale_mode="floor") if layer == 0 else down
+        assert_same_bits(result[f"model.layers.{layer}.block_sparse_moe.experts.3.w2.weight"], expected)
+    assert "trained with --qat-scheme w4a16-mxfp4-moe-only" in capsys.readouterr().out
+    export(checkpoint, tmp_path / "other", packing=MXFP8)
+    assert "warning: with --format mxfp8-quantized" in capsys.readouterr().out
+
+
+def test_mindspeeds_own_training_needs_the_rule_of_its_scales(trained, tmp_path):
+    original, last = trained(*LLAMA, *MOE)
+    checkpoint = Path(shutil.copytree(original, tmp_path / "checkpoint"))
     file = checkpoint / "iter_0000002" / "common.pt"
     content = torch.load(file, weights_only=False)
-    original = file.read_bytes()
-    content["args"].qat_scheme = "w4a16-mxfp4-moe-only"
-    content["args"].qat_skip_names = ["layers.1.mlp.experts.linear_fc2"]
-    vars(content["args"]).pop("qat_scale_mode", None)
+    content["args"].qat_scheme = "w4a16-mxfp4"
+    del content["args"].qat_scale_mode  # a flag of ours only
     torch.save(content, file)
-    try:
-        with pytest.raises(SystemExit, match="--scale-mode is needed: MindSpeed trained this checkpoint"):
-            export(checkpoint, tmp_path / "output")
-        content["args"].qat_scale_mode = None
-        torch.save(content, file)
-        result, decoded = export(checkpoint, tmp_path / "output")
-        assert decoded == {
-            f"model.layers.{layer}.block_sparse_moe.experts.{expert}.{name}.weight"
-            for layer in range(2)
-            for expert in range(4)
-            for name in (("w1", "w3", "w2") if layer == 0 else ("w1", "w3"))
-        }
-        down = "layers.1.mlp.experts.linear_fc2.weight3"
-        kept = result["model.layers.1.block_sparse_moe.experts.3.w2.weight"]
-        assert_same_bits(kept, last["decoder." + down])
-        assert "trained with --qat-scheme w4a16-mxfp4-moe-only" in capsys.readouterr().out
-        export(checkpoint, tmp_path / "other", packing=MXFP8)
-        assert "warning: with --format mxfp8-quantized" in capsys.readouterr().out
-    finally:
-        file.write_bytes(original)
+    with pytest.raises(SystemExit, match="--scale-mode is needed: MindSpeed trained this checkpoint"):
+        export(checkpoint, tmp_path / "output")
+    result, _ = export(checkpoint, tmp_path / "output", "--scale-mode", "floor")
+    proj = last["decoder.layers.0.self_attention.linear_proj.weight"]
+    expected = mxfp4_quant_dequant(proj, scale_mode="floor")
+    assert_same_bits(result["model.layers.0.self_attn.o_proj.weight"], expected)
 
 
 def test_the_folder_of_an_iteration_can_be_named(trained):

@@ -53,12 +53,13 @@ def test_codes_and_scales_follow_the_rules_of_training():
                 assert byte >> (4 * (i % 2)) & 0xF == code + 8 * (element < 0)
 
 
-@pytest.mark.parametrize("scale_factor", [4.0, 5.37, 8.0, 100.0])
+@pytest.mark.parametrize("scale_mode", ["round", "floor", "ceil"])
+@pytest.mark.parametrize("scale_factor", [4.0, 5.37, 6.0, 100.0])
 @pytest.mark.parametrize("block_size", [32, 64, 128])
-def test_other_factors_and_longer_blocks_are_exact_too(scale_factor, block_size):
+def test_other_rules_and_longer_blocks_are_exact_too(scale_mode, scale_factor, block_size):
     weight = every_magnitude()[::7][:9000].reshape(-1, 32 * 5)  # a tail in each row
-    packing = MXFP4(scale_factor=scale_factor, block_size=block_size)
-    expected = reference.quant_dequant_mxfp4(weight, scale_factor, block_size)
+    packing = MXFP4(scale_mode, scale_factor, block_size)
+    expected = reference.quant_dequant_mxfp4(weight, scale_factor, block_size, scale_mode)
     assert_same_bits(decode(packing, packing.pack(weight)), expected)
 
 
