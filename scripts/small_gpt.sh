@@ -36,7 +36,7 @@ train() { # NAME FLAGS...
     # The whole of Megatron's output is in the log; here, its progress and what this project says.
     python scripts/pretrain_gpt.py "${MODEL[@]}" "${DATA[@]}" "${TRAINING[@]}" "$@" 2>&1 |
         tee "$OUTPUT/$name.log" |
-        { grep --line-buffered -E "iteration +[0-9]+/|validation loss|MX|emulated|Kept in|saved for backward" || true; } || {
+        { grep --line-buffered -E "iteration +[0-9]+/|validation loss|MX|QAT|ake-quantized|emulated|Kept in|saved for backward" || true; } || {
         echo "the run stopped; the end of $OUTPUT/$name.log:"
         tail -n 20 "$OUTPUT/$name.log"
         exit 1

@@ -9,12 +9,13 @@ from torch import nn
 from mindspeed_lowp import convert_model, get_recipe
 from mindspeed_lowp.recipes import registry
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README, QAT = (ROOT / "README.md").read_text(), (ROOT / "docs" / "qat.md").read_text()
 
 
-def code(marker):
+def code(marker, text=README):
     """The one block of Python that contains `marker`."""
-    [block] = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if marker in block]
+    [block] = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if marker in block]
     return block
 
 
@@ -40,3 +41,27 @@ def test_a_model_is_converted():
     names = {"model": model}
     exec(code("convert_model("), names)
     assert (names["report"].linears, names["report"].kept) == (["body"], ["lm_head"])
+
+
+def test_a_model_is_fake_quantized():
+    model = nn.ModuleDict({"body": nn.Linear(32, 32), "lm_head": nn.Linear(32, 8)})
+    exec(code("convert_to_mxfp4_qat("), {"model": model})
+    assert [type(layer).__name__ for layer in model.values()] == ["MXFP4QATLinear", "Linear"]
+
+
+def test_the_examples_of_quantization_aware_training(tmp_path, monkeypatch):
+    names = {
+        "model": nn.ModuleDict({"body": nn.Linear(32, 32), "lm_head": nn.Linear(32, 8)}),
+        "x": torch.randn(6, 32),
+        "weights": torch.randn(2, 32, 16),
+        "tokens_per_expert": [2, 4],
+    }
+    exec(code("lowp_grouped_linear(", QAT), names)
+    assert names["y"].shape == (6, 16)
+    assert names["model"]["body"].recipe.base.name == "mxfp8"
+
+    monkeypatch.chdir(tmp_path)
+    names["model"] = nn.ModuleDict({"body": nn.Linear(32, 32), "lm_head": nn.Linear(32, 8)})
+    torch.save(names["model"].state_dict(), "float.pt")
+    exec(code("convert_to_mxfp4_qat(", QAT).replace("...\n", ""), names | {"torch": torch})
+    assert torch.load("qat.pt").keys() == torch.load("float.pt").keys()
