@@ -4,10 +4,10 @@
 #   LOAD_DIR=/ckpt/gpt SAVE_DIR=/ckpt/gpt-w4a16 DATA_PATH=/data/corpus_text_document \
 #   bash scripts/qat_finetune_gpt.sh
 #
-# The model's shape and the tokenizer are read from the checkpoint. Further arguments go to the training script
-# as they are, and win: --tensor-model-parallel-size 2, --qat-skip-names decoder.layers.0., --qat-clip-grad,
-# --fp8-format e4m3 --fp8-recipe mxfp8, ... On several nodes, run it on each with NNODES, NODE_RANK and
-# MASTER_ADDR set.
+# The model's shape and the tokenizer are read from the checkpoint (a NullTokenizer needs its --vocab-size besides).
+# Further arguments go to the training script as they are, and win: --tensor-model-parallel-size 2, --qat-clip-grad,
+# --qat-skip-names decoder.layers.0., --fp8-format e4m3 --fp8-recipe mxfp8, ... On several nodes, run it on each
+# with NNODES, NODE_RANK and MASTER_ADDR set.
 set -euo pipefail
 
 LOAD_DIR=${LOAD_DIR:?set LOAD_DIR to the folder of the checkpoint to start from}
@@ -33,7 +33,7 @@ if [ -f "$CANN_ENV" ]; then
 fi
 export CUDA_DEVICE_MAX_CONNECTIONS=1 # Megatron's order of communication and computation
 
-torchrun --nproc-per-node "${NPROC_PER_NODE:-1}" --nnodes "${NNODES:-1}" --node-rank "${NODE_RANK:-0}" \
+python -m torch.distributed.run --nproc-per-node "${NPROC_PER_NODE:-1}" --nnodes "${NNODES:-1}" --node-rank "${NODE_RANK:-0}" \
     --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-6000}" \
     -m mindspeed_lowp.run "$PRETRAIN_SCRIPT" \
     --load "$LOAD_DIR" --finetune --use-checkpoint-args \
