@@ -127,9 +127,12 @@ def _ocp_limit(amax: Tensor) -> Tensor:
 
 
 def _beyond(limit: Callable[[Tensor], Tensor], x: Tensor, axis: int, block_size: int) -> Tensor:
-    """|x| > limit(the largest magnitude of its block); both in fp32."""
-    rows = x.detach().transpose(axis, -1)
-    n = rows.shape[-1]
-    blocks = F.pad(rows.abs(), (0, -n % block_size)).float().unflatten(-1, (-(-n // block_size), block_size))
-    beyond = blocks > limit(blocks.amax(dim=-1, keepdim=True))
+    """|x| > limit(the largest magnitude of its block). Limits are fp32 numbers that bf16 has as well."""
+    sizes = x.detach().transpose(axis, -1).abs()
+    if sizes.dtype == torch.float16:  # has too few small ones
+        sizes = sizes.float()
+    n = sizes.shape[-1]
+    missing = -n % block_size
+    blocks = (F.pad(sizes, (0, missing)) if missing else sizes).unflatten(-1, (-1, block_size))
+    beyond = blocks > limit(blocks.amax(dim=-1, keepdim=True).float()).to(sizes.dtype)
     return beyond.flatten(-2)[..., :n].transpose(axis, -1)
