@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mindspeed_lowp.recipes import Operand, Recipe
@@ -115,12 +116,15 @@ class _Stamp:
     def __init__(self, weight: Tensor) -> None:
         self.weight = weakref.ref(weight)
         self._version, self._address = weight._version, weight.data_ptr()
+        # An address may come back: memory that was freed is given to the next tensor.
+        self._storage = StorageWeakRef(weight.untyped_storage())
 
     def is_of(self, weight: Tensor) -> bool:
         return (
             self.weight() is weight
             and weight._version == self._version
             and weight.data_ptr() == self._address
+            and StorageWeakRef(weight.untyped_storage()) == self._storage
         )
 
 

@@ -202,6 +202,20 @@ def test_changes_that_are_seen(kind, change):
     assert torch.equal(y, layer(x))
 
 
+def test_memory_that_comes_back_is_not_taken_for_the_same():
+    """As where it is freed and given to the next tensor: the same address and version, other values."""
+    layer = Layer()
+    weight = layer.weights[0]
+    memory = bytearray(2 * weight.numel())
+    values = [torch.frombuffer(memory, dtype=torch.bfloat16).view_as(weight) for _ in range(2)]
+    weight.data = values[0].copy_(weight)
+    reuse_quantized_weights(layer)
+    x = batches(1)[0]
+    before = layer(x)
+    weight.data = values[1].mul_(-1)
+    assert torch.equal(layer(x), -before)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_unseen_write_is_stale_until_it_is_told(kind):
     layer = Layer(kind)
