@@ -59,6 +59,7 @@ class WeightCache:
         self._recipe: Recipe | None = None
         self._operands: dict[int, Operand] = {}
 
+    @torch.compiler.disable  # what is held is state that no graph may take for constant
     def operands(
         self, weights: Sequence[Tensor], recipe: Recipe, axes: Sequence[int], quantize: Quantize
     ) -> dict[int, Operand]:
@@ -77,6 +78,7 @@ class WeightCache:
             self._operands |= quantize((-1, -2) if whole else missing)
         return {axis: self._operands[axis] for axis in axes}
 
+    @torch.compiler.disable
     def holds(self, weights: Sequence[Tensor], recipe: Recipe, axis: int) -> bool:
         """Whether this axis of these weights would be reused."""
         return axis in self._operands and self._is_of(weights, recipe)

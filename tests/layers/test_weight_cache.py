@@ -337,6 +337,32 @@ def test_a_converted_model_of_plain_linears():
     assert [axes for role, axes in recipe.log if role == "weight"] == [(-1, -2)] * 2  # of two layers
 
 
+def test_a_compiled_model_reuses_too():
+    def train(model, forward):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        results = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            for x in batches(2):
+                y = forward(x)
+                y.square().sum().backward()
+                results.append(y.detach())
+            optimizer.step()
+        return [*results, *(parameter.detach() for parameter in model.parameters())]
+
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 40)).bfloat16()
+
+    plain, reusing, recipe = model(), model(), RecordingRecipe()
+    convert_model(plain, MXFP8Recipe())
+    convert_model(reusing, recipe)
+    reuse_quantized_weights(reusing)
+    compiled = torch.compile(reusing, backend="aot_eager")
+    assert equal(train(plain, plain), train(reusing, compiled))
+    assert [axes for role, axes in recipe.log if role == "weight"] == [(-1,), (-1, -2)] * 2
+
+
 def test_a_layer_that_cannot_reuse_is_named():
     model = nn.Sequential(nn.Linear(2, 2))
     model[0].recipe = MXFP8Recipe()
