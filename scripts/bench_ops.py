@@ -272,6 +272,8 @@ def time_matmuls(size: int, rounds: int) -> Table:
     total = torch.zeros(size, size)
     group_list = torch.arange(1, 9) * size // 8
     weights = [t.expand(8, *t.shape).contiguous() for t in b]
+    totals = torch.zeros(8, size, size)
+    c = ops.grouped_dynamic_mx_quant(x, group_list.int(), dst_type=E4M3)
     added = {"x1_scale": a[1], "x1_scale_dtype": 293, "x2_scale_dtype": 293, "group_sizes": [1, 1, 32]}
     baseline = (lambda: x @ w) if gemm.bf16_gemm_is_native() else (lambda: (x.float() @ w.float()).bfloat16())
     best = shortest(
@@ -294,6 +296,9 @@ def time_matmuls(size: int, rounds: int) -> Table:
                 output_dtype=bf16,
             ),
             "add_quant_matmul_, MX E4M3": lambda: ops.add_quant_matmul_(total, a[0], *b, **added),
+            "add_quant_gmm_, MX E4M3, 8 groups": lambda: ops.add_quant_gmm_(
+                totals, c[0].mT, c[0], c[1], group_list, x1_scale=c[1].transpose(0, 1)
+            ),
         },
         rounds,
     )
