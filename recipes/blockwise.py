@@ -60,6 +60,7 @@ class BlockwiseRecipe(FP32ScalesRecipe):
             dst_type=info.npu_code,
             row_block_size=rows,
             col_block_size=BLOCK,
+            dst_type_max=self.target(role),
         )
         # What a broken element spoils: of blocks its row, as in the product; of tiles the whole matrix.
         return Operand(data, scale + _broken(x, (-1,) if rows == 1 else (-2, -1)))

@@ -9,13 +9,8 @@ import torch
 from torch import Tensor
 
 from mindspeed_lowp import ops
-from mindspeed_lowp.formats import HIF8
 from mindspeed_lowp.recipes.base import Operand, Role
 from mindspeed_lowp.recipes.per_tensor import PerTensorRecipe, quantize_by
-
-# HiFloat8 is most precise around 1 and loses mantissa bits away from it: its largest magnitudes are brought
-# here, where three bits are left, rather than to its largest value. Gradients spread wider.
-_HIF8_TARGET = {"input": 15.0, "weight": 15.0, "grad": 224.0}
 
 
 @dataclass(frozen=True)
@@ -30,8 +25,7 @@ class TensorwiseRecipe(PerTensorRecipe):
     fp8_format: Literal["e4m3", "hybrid", "hif8"] = "e4m3"
 
     def quantize_matrix(self, x: Tensor, role: Role) -> Operand:
-        info = self.element(role)
-        target = _HIF8_TARGET[role] if info is HIF8 else 0.0  # 0: the format's largest value
+        info, target = self.element(role), self.target(role)
         if x.dtype != torch.float32 and role not in self.divided:
             return Operand(
                 *ops.dynamic_quant(x, dst_type=info.npu_code, quant_mode="pertensor", dst_type_max=target)

@@ -126,6 +126,17 @@ def test_each_expert_is_a_linear_of_its_own(name, fp8_format, counts, stacked):
         start += count
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", [name for name in recipe_names() if "hif8" in recipe_class(name).formats])
+def test_hifloat8_is_used_where_it_is_precise(name, dtype):
+    """The largest magnitude becomes 15, of a gradient 224; near 32768, its maximum, one bit would be left."""
+    recipe = get_recipe(name, fp8_format="hif8")
+    x = wide((130, 200), dtype, 0)
+    for role, largest in (("input", 15), ("weight", 15), ("grad", 224)):
+        for axis in (-1, -2):
+            assert elements(quantized(recipe, x, role, axis).data).abs().max() == largest
+
+
 @pytest.mark.parametrize(("name", "fp8_format"), EVERY)
 def test_zeros_give_zeros(name, fp8_format):
     x, weight = (
