@@ -54,6 +54,7 @@ class BuildKernels(build_ext):
 setup(
     packages=[
         "mindspeed_lowp",
+        "mindspeed_lowp.emulator",
         "mindspeed_lowp.export",
         "mindspeed_lowp.features",
         "mindspeed_lowp.hosts",

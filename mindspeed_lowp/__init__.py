@@ -13,6 +13,7 @@ if find_spec("mindspeed_lowp.recipes") is None:  # in the source tree it stands 
         "work outside of that folder, or run `pip install -e .` there"
     )
 
+from mindspeed_lowp import emulator
 from mindspeed_lowp.layers import (
     MoETrainingConfig,
     MXLinear,
@@ -37,3 +38,5 @@ __all__ = [
     "lowp_linear",
     "register_recipe",
 ]
+
+emulator.install_if_asked()

@@ -2,6 +2,9 @@
 
 python -m mindspeed_lowp.run path/to/pretrain_gpt.py FLAGS
 torchrun --nproc-per-node 8 -m mindspeed_lowp.run path/to/pretrain_gpt.py FLAGS
+
+--emulate-npu, before the script: where there is no torch_npu, let the script import mindspeed_lowp's emulator
+of it. Code written for Ascend, such as MindSpeed's, then runs on this machine's CPU.
 """
 
 from __future__ import annotations
@@ -10,10 +13,14 @@ import os
 import runpy
 import sys
 
-_USAGE = "usage: python -m mindspeed_lowp.run SCRIPT [FLAGS of the script ...]"
+_USAGE = "usage: python -m mindspeed_lowp.run [--emulate-npu] SCRIPT [FLAGS of the script ...]"
+_EMULATE = "--emulate-npu"
 
 
 def main() -> None:
+    emulate = _EMULATE in sys.argv[1:2]
+    if emulate:
+        del sys.argv[1]
     if len(sys.argv) < 2:
         print(_USAGE, file=sys.stderr)
         sys.exit(2)
@@ -28,6 +35,14 @@ def main() -> None:
     sys.argv = sys.argv[1:]
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(script))
+
+    if emulate:
+        from mindspeed_lowp import emulator
+
+        try:
+            emulator.install()
+        except RuntimeError as error:
+            sys.exit(f"error: {_EMULATE}: {error}")
 
     import mindspeed_lowp.adaptor  # noqa: F401  after sys.path is set, for it imports Megatron
 

@@ -8,19 +8,19 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# Each package may import those before it; `qat` stands beside `layers`, `runtime` aside.
+# Each package may import those before it; `qat` stands beside `layers`, `runtime` and `emulator` aside.
 ORDER = ["formats", "ops", "recipes", "layers", "megatron", "features", "hosts", "adaptor", "run"]
 MAY_IMPORT = {name: set(ORDER[:position]) for position, name in enumerate(ORDER)}
 MAY_IMPORT["qat"] = MAY_IMPORT["layers"]
 for name in ("megatron", "features", "hosts"):
     MAY_IMPORT[name] |= {"qat"}
 MAY_IMPORT["runtime"] = {"ops"}
-MAY_IMPORT["hosts"] |= {"runtime"}
-MAY_IMPORT["adaptor"] |= {"runtime"}
-MAY_IMPORT["run"] |= {"runtime"}
+MAY_IMPORT["emulator"] = {"formats", "ops", "runtime"}
+for package in ("hosts", "adaptor", "run"):
+    MAY_IMPORT[package] |= {"runtime", "emulator"}
 MAY_IMPORT["export"] = {"formats", "ops"}  # a program of its own
 
-IGNORANT_OF_FLAGS = ["formats", "ops", "recipes", "layers", "qat", "megatron", "runtime"]
+IGNORANT_OF_FLAGS = ["formats", "ops", "recipes", "layers", "qat", "megatron", "runtime", "emulator"]
 AT_THE_TOP = {"features": ROOT / "features", "recipes": ROOT / "recipes"}
 
 

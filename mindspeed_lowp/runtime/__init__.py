@@ -20,6 +20,7 @@ import torch
 from mindspeed_lowp.ops.gemm import bf16_gemm_is_native
 
 _installed = False
+_megatron_is_patched = False
 
 
 def install() -> None:
@@ -27,6 +28,19 @@ def install() -> None:
 
     It imports Megatron where that is installed. Normally nothing has imported Megatron before.
     """
+    global _megatron_is_patched
+    install_device()
+    if not _installed or _megatron_is_patched or importlib.util.find_spec("megatron") is None:
+        return
+    _megatron_is_patched = True
+
+    from mindspeed_lowp.runtime import megatron
+
+    megatron.install()
+
+
+def install_device() -> None:
+    """The same without what Megatron takes from Apex or CUDA, which MindSpeed supplies itself."""
     global _installed
     if _installed or has_accelerator():
         return
@@ -39,10 +53,6 @@ def install() -> None:
     distributed.install()
     if not bf16_gemm_is_native():
         gemm.install()
-    if importlib.util.find_spec("megatron") is not None:
-        from mindspeed_lowp.runtime import megatron
-
-        megatron.install()
 
 
 def is_installed() -> bool:

@@ -4,6 +4,8 @@ Every process has exactly one such device, number 0, as if CUDA_VISIBLE_DEVICES 
 it are CPU tensors, so `torch.device("cuda")` stays an ordinary device object and only the functions that
 allocate or move memory are redirected. Work is synchronous: streams order nothing, and an event is a
 time stamp. Memory statistics are those of the process.
+
+The NPU that `mindspeed_lowp.emulator` adds is the same device by another name, "npu".
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ _LIKE_FACTORIES = (
 )
 _NEW_FACTORIES = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 
+_EMULATED = ("cuda", "npu")
+
 # Below compute capability 10 Megatron's `validate_args` asks for CUDA_DEVICE_MAX_CONNECTIONS=1, which
 # orders kernels in hardware queues: meaningless here.
 _CAPABILITY = (10, 0)
@@ -45,11 +49,11 @@ def install() -> None:
 
 
 def host_device(device: Any) -> Any:
-    """What stands for `device`: the CPU for "cuda", "cuda:1", `torch.device("cuda")` or an index."""
+    """What stands for `device`: the CPU for "cuda", "npu:1", `torch.device("cuda")` or an index."""
     if isinstance(device, torch.device):
-        return torch.device("cpu") if device.type == "cuda" else device
+        return torch.device("cpu") if device.type in _EMULATED else device
     if isinstance(device, str):
-        return "cpu" if device.split(":")[0] == "cuda" else device
+        return "cpu" if device.split(":")[0] in _EMULATED else device
     if isinstance(device, int):
         return "cpu"
     return device
@@ -106,7 +110,9 @@ class Event:
         return True
 
 
-def _install_cuda_module() -> None:
+@functools.cache
+def device_functions() -> dict[str, Any]:
+    """What `torch.cuda` has of the emulated device, by name; `torch.npu` has the same."""
     default_stream = Stream()
     total_memory = psutil.virtual_memory().total
     properties = SimpleNamespace(
@@ -130,7 +136,7 @@ def _install_cuda_module() -> None:
     def no_context(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    replacements = {
+    return {
         "is_available": lambda: True,
         "is_bf16_supported": lambda including_emulation=True: True,
         "device_count": lambda: 1,
@@ -158,8 +164,11 @@ def _install_cuda_module() -> None:
         # With _initialized set, `_lazy_init` returns at once and `_lazy_call` calls at once.
         "_initialized": True,
     }
+
+
+def _install_cuda_module() -> None:
     for module in (torch.cuda, torch.cuda.random):  # the latter imports some of these names
-        for name, replacement in replacements.items():
+        for name, replacement in device_functions().items():
             if hasattr(module, name):
                 setattr(module, name, replacement)
 

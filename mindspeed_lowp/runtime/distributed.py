@@ -1,4 +1,4 @@
-"""NCCL process groups become gloo ones.
+"""NCCL process groups, and HCCL ones, become gloo ones.
 
 Gloo has every collective that Megatron calls (reduce-scatter, coalesced and asynchronous ones included),
 for every dtype but the float8 ones.
@@ -50,9 +50,9 @@ def _on_gloo(create: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(create)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
-        if "nccl" in (arguments.get("backend") or ""):
+        if any(name in (arguments.get("backend") or "") for name in ("nccl", "hccl")):
             arguments["backend"] = "gloo"
-        arguments.pop("pg_options", None)  # NCCL's
+        arguments.pop("pg_options", None)  # theirs
         arguments.pop("device_id", None)  # the device that NCCL is to bind to
         if arguments.get("world_size") == 1 and "MASTER_ADDR" not in os.environ:
             arguments["store"] = dist.HashStore()  # a single process, not started by torchrun

@@ -71,7 +71,7 @@ def test_missing_script(run_here, tmp_path):
 
 def test_usage(run_here, capsys):
     run_here("--help")
-    assert capsys.readouterr().out.startswith("usage: python -m mindspeed_lowp.run SCRIPT")
+    assert capsys.readouterr().out.startswith("usage: python -m mindspeed_lowp.run [--emulate-npu] SCRIPT")
     with pytest.raises(SystemExit) as info:
         run_here()
     assert info.value.code == 2
@@ -115,3 +115,14 @@ def test_mistake_under_torchrun(script):
     assert result.returncode != 0
     assert "error: --mxfp8-defer-backward-quant works with the recipe mxfp8 only" in result.stderr
     assert "train.py" not in result.stderr.split("error: ")[0]  # no traceback of the script before it
+
+
+def test_emulated_npu(script, tmp_path):
+    script.write_text("import sys, torch_npu; print(sys.argv[1:], torch_npu.npu.get_device_name())")
+    result = subprocess.run(
+        [sys.executable, "-m", "mindspeed_lowp.run", "--emulate-npu", str(script), "--emulate-npu"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.stdout == "['--emulate-npu'] Ascend950PR_9599\n", result.stderr
