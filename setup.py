@@ -60,6 +60,7 @@ setup(
         "mindspeed_lowp.hosts",
         "mindspeed_lowp.layers",
         "mindspeed_lowp.megatron",
+        "mindspeed_lowp.mindspeed",
         "mindspeed_lowp.ops",
         "mindspeed_lowp.ops.kernels",
         "mindspeed_lowp.ops.npu",

@@ -14,13 +14,14 @@ from mindspeed_lowp.features.delayed_scaling import DelayedScalingFeature
 from mindspeed_lowp.features.fp8_training import FP8TrainingFeature
 from mindspeed_lowp.features.grouped_experts import GroupedExpertsFeature
 from mindspeed_lowp.features.layer_selection import LayerSelectionFeature
+from mindspeed_lowp.features.mindspeed_layers import MindSpeedLayersFeature
 from mindspeed_lowp.features.mxfp8_defer_backward_quant import MXFP8DeferBackwardQuantFeature
 from mindspeed_lowp.features.qat import QATFeature
 from mindspeed_lowp.features.quantized_all_gather import QuantizedAllGatherFeature
 from mindspeed_lowp.features.reuse_quantized_weight import ReuseQuantizedWeightFeature
 from mindspeed_lowp.features.transformer_impl import TransformerImplFeature
 
-__all__ = ["Feature", "create_bare_megatron_features", "create_features"]
+__all__ = ["Feature", "create_bare_megatron_features", "create_features", "create_mindspeed_features"]
 
 
 def create_features() -> list[Feature]:
@@ -42,3 +43,8 @@ def create_features() -> list[Feature]:
 def create_bare_megatron_features() -> list[Feature]:
     """The same, with those that stand in for what MindSpeed brings itself: layers and grouped experts."""
     return [*create_features(), TransformerImplFeature(), GroupedExpertsFeature()]
+
+
+def create_mindspeed_features() -> list[Feature]:
+    """The same, with the one that reaches MindSpeed's own layers."""
+    return [*create_features(), MindSpeedLayersFeature()]

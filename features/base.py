@@ -11,7 +11,14 @@ from mindspeed_lowp.features.command_line import add_choices, stop
 MINDSPEED_IS_HOST = importlib.util.find_spec("mindspeed") is not None
 
 if MINDSPEED_IS_HOST:
-    from mindspeed.features_manager.feature import MindSpeedFeature as Feature
+    from mindspeed.features_manager.feature import MindSpeedFeature
+
+    class Feature(MindSpeedFeature):
+        """MindSpeed's, except that a flag of ours takes effect at every --optimization-level."""
+
+        def is_need_apply(self, args: Namespace) -> bool:
+            return self.default_patches or bool(getattr(args, self.feature_name, None))
+
 else:
 
     class Feature:

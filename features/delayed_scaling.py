@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
-from mindspeed_lowp.features.base import Feature
+from mindspeed_lowp.features.base import MINDSPEED_IS_HOST, Feature
 from mindspeed_lowp.features.recipe_options import takes
 
 
@@ -18,6 +18,8 @@ class DelayedScalingFeature(Feature):
         super().__init__("delayed-scaling")
 
     def is_need_apply(self, args: Namespace) -> bool:
+        if MINDSPEED_IS_HOST:
+            return False  # it has a history of its own
         # A file may name the recipe, too; a step without such layers has nothing to do.
         recipe, file = getattr(args, "fp8_recipe", None), getattr(args, "lowp_config", None)
         return bool(file) or takes(recipe, "amax_history_len")

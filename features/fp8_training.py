@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mindspeed_lowp.features.base import MINDSPEED_IS_HOST, Feature
-from mindspeed_lowp.features.command_line import add_option, find_option, stop, typed
+from mindspeed_lowp.features.command_line import add_choices, add_option, find_option, stop, typed
 from mindspeed_lowp.features.layer_selection import TITLE, asked_by, known_recipe, select
+from mindspeed_lowp.features.mindspeed_layers import obstacle
 from mindspeed_lowp.features.model_conversion import convert_model_wrapper
 from mindspeed_lowp.features.recipe_options import check_format, check_options, recipe_from_args
 from mindspeed_lowp.ops.hardware import is_ascend950_or_newer, npu_name
@@ -80,7 +81,12 @@ class FP8TrainingFeature(Feature):
         return bool(getattr(args, "fp8", None) or getattr(args, "fp8_format", None))
 
     def register_args(self, parser: ArgumentParser) -> None:
-        if not MINDSPEED_IS_HOST:
+        if MINDSPEED_IS_HOST:
+            # Its own recipes stay the choices, and get company.
+            formats = [name for cls in registered_recipes() for name in cls.formats]
+            add_choices(parser, "--fp8-recipe", *recipe_names())
+            add_choices(parser, "--fp8-format", *formats)
+        else:
             # Checked in pre_validate_args: argparse would offer Transformer Engine's recipes and formats, and
             # none that is registered later, under all of Megatron's usage text.
             _open_choices(parser, "--fp8-recipe", recipe_names(), "the recipe of FP8 training")
@@ -95,9 +101,9 @@ class FP8TrainingFeature(Feature):
         )
 
     def pre_validate_args(self, args: Namespace) -> None:
-        if MINDSPEED_IS_HOST:
-            return  # it has FP8 training of its own, and checks that itself
         if getattr(args, "fp8", None):
+            if MINDSPEED_IS_HOST and obstacle(args):
+                return  # it has FP8 training of its own, and checks that itself
             names = select(args).recipes
             for name in names:
                 known_recipe(name, args)

@@ -34,7 +34,7 @@ class GroupedExpertsFeature(Feature):
             )
 
     def register_patches(self, patch_manager: Any, args: Namespace) -> None:
-        from mindspeed_lowp.megatron import grouped_mlp_modules_wrapper
+        from mindspeed_lowp.megatron.transformer_engine import grouped_mlp_modules_wrapper
 
         name = "megatron.core.models.backends.LocalSpecProvider.grouped_mlp_modules"
         patch_manager.register_patch(name, grouped_mlp_modules_wrapper)

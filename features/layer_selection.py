@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mindspeed_lowp.features.base import MINDSPEED_IS_HOST, Feature
+from mindspeed_lowp.features.base import Feature
 from mindspeed_lowp.features.command_line import add_option, nearest, stop, typed
 from mindspeed_lowp.features.lowp_config import (
     GROUPED,
@@ -110,10 +110,9 @@ class LayerSelectionFeature(Feature):
     def pre_validate_args(self, args: Namespace) -> None:
         if getattr(args, "lowp_config", None):
             self._turn_on_from_file(args, read_config(args.lowp_config))
-        elif not MINDSPEED_IS_HOST and not getattr(args, "fp8", None) and typed("--fp8-recipe"):
+        elif not getattr(args, "fp8", None) and typed("--fp8-recipe"):
             self._turn_on_by_recipe(args)
-        if not MINDSPEED_IS_HOST:  # which has one of these flags itself, and leaves it without effect
-            self._check_experts(args)
+        self._check_experts(args)
 
     def _turn_on_from_file(self, args: Namespace, config: LowpConfig) -> None:
         if not typed("--fp8-recipe"):
@@ -158,16 +157,16 @@ def select(args: Namespace) -> Selections:
         notes.append(f"{path}: [{GROUPED}] has no effect: the model has no experts")
     if grouped is None and expert_names:
         wins("--lowp-moe-fqns", "converters, which do without experts,")
-        grouped = Section(args.fp8_recipe)
+        grouped = Section(recipe_name(args))
 
     def selection(name: str, section: Section | None, flag: str, given: list[str] | None) -> tuple:
         """The recipe of one kind of layers, and the names for it."""
         if section is None:
             return None, Names()
         recipe, key = section.recipe_name, NAMES_KEY[name]
-        if typed("--fp8-recipe") and recipe != args.fp8_recipe:
-            wins(f"--fp8-recipe {args.fp8_recipe}", f'recipe_name = "{recipe}" in [{name}]')
-            recipe = args.fp8_recipe
+        if typed("--fp8-recipe") and recipe != recipe_name(args):
+            wins(f"--fp8-recipe {recipe_name(args)}", f'recipe_name = "{recipe}" in [{name}]')
+            recipe = recipe_name(args)
         if given and section.names:
             wins(flag, f"{key} in [{name}]")
         names = Names(tuple(given), flag) if given else Names(section.names, f"{path}: [{name}] {key}", True)
@@ -187,7 +186,7 @@ def select(args: Namespace) -> Selections:
 
 
 def _every_layer(args: Namespace) -> LowpConfig:
-    section = Section(args.fp8_recipe)
+    section = Section(recipe_name(args))
     return LowpConfig(section, section, ())
 
 
@@ -195,7 +194,12 @@ def asked_by(args: Namespace) -> str:
     """What the user wrote to get low precision."""
     if getattr(args, "lowp_config", None) and not typed("--fp8-recipe"):
         return f"--lowp-config {args.lowp_config}"
-    return f"--fp8-recipe {args.fp8_recipe}"
+    return f"--fp8-recipe {recipe_name(args)}"
+
+
+def recipe_name(args: Namespace) -> str:
+    """The recipe that was asked for, which MindSpeed may have been told another name of."""
+    return getattr(args, "lowp_recipe", None) or args.fp8_recipe
 
 
 def known_recipe(name: str, args: Namespace) -> type[Recipe]:

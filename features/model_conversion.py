@@ -12,8 +12,9 @@ import torch
 from mindspeed_lowp.features.base import MINDSPEED_IS_HOST
 from mindspeed_lowp.features.command_line import stop, typed
 from mindspeed_lowp.features.layer_selection import Names, Selections, asked_by, select
+from mindspeed_lowp.features.mindspeed_layers import obstacle
 from mindspeed_lowp.features.recipe_options import recipe_from_args
-from mindspeed_lowp.features.reuse_quantized_weight import CHECK_FLAG, reuse_policy
+from mindspeed_lowp.features.reuse_quantized_weight import reuse_policy
 from mindspeed_lowp.layers import (
     Choice,
     Conversion,
@@ -24,16 +25,14 @@ from mindspeed_lowp.layers import (
 )
 from mindspeed_lowp.recipes import Recipe
 
-# Flags that reach the layers of any host: with MindSpeed, the others are its own.
-_OURS = (
+# Flags that may leave no layer to convert.
+_CHOOSING = (
     "--lowp-filter-fqns",
     "--lowp-moe-fqns",
     "--lowp-config",
-    "--mxfp8-defer-backward-quant",
-    "--fp8-quant-fb-split",
-    CHECK_FLAG,
+    "--no-use-gmm-fp8",
+    "--first-last-layers-bf16",
 )
-_CHOOSING = (*_OURS, "--no-use-gmm-fp8", "--first-last-layers-bf16")  # which may leave no layer to convert
 
 _KEPT_SHOWN = 8  # layers named at start-up
 
@@ -67,13 +66,19 @@ def _convert(model: list) -> None:
     # Imported when Megatron is: under MindSpeed, patches come before the first import of Megatron.
     from megatron.training import get_args, print_rank_0
 
-    from mindspeed_lowp.megatron import convert_chunks, gather_quantized
+    from mindspeed_lowp.megatron.convert import convert_chunks
 
     args = get_args()
     if not args.fp8:
         return  # a patch outlives the run that asked for it
-    if MINDSPEED_IS_HOST and not typed(*_OURS):
-        return  # its own layers, its own recipes
+    if MINDSPEED_IS_HOST:
+        why = obstacle(args)
+        if why:
+            print_rank_0(f"MindSpeed's own FP8 recipes stay, because of {why}")
+            return
+        _claim(model, args)
+    else:
+        from mindspeed_lowp.megatron import own_layers  # noqa: F401
     selections = select(args)
     linears, experts = selections.linears, selections.experts
     recipes = {name: recipe_from_args(name, args) for name in selections.recipes}
@@ -89,6 +94,8 @@ def _convert(model: list) -> None:
     if gathers:
         if linears.recipe is None:
             stop("--lowp-quantized-all-gather: no linear but those of experts has a recipe; leave it out")
+        from mindspeed_lowp.megatron.linear import gather_quantized
+
         gather_quantized(model)
     report = convert_chunks(
         model,
@@ -120,6 +127,19 @@ def _gathered_bytes(recipe: Recipe) -> float:
     rows = torch.zeros(128, 4096, dtype=torch.bfloat16)
     data, scale = recipe.for_layer().quantize(rows, "input", (-1,))[-1]
     return (data.nbytes + scale.nbytes) / rows.numel()
+
+
+def _claim(model: list, args: Namespace) -> None:
+    """Take over MindSpeed's layers; stop at any that it would go on computing in FP8 unseen by a recipe."""
+    from mindspeed_lowp.mindspeed.claim import claim
+
+    left = claim(model, bool(args.num_experts))
+    if left:
+        stop(
+            f"{asked_by(args)}: these layers are of classes that mindspeed_lowp does not know: "
+            f"{', '.join(left[:_KEPT_SHOWN])}; leave out the flag of MindSpeed that brings them, or "
+            "`import mindspeed_lowp.adaptor`"
+        )
 
 
 def _check_names(names: Names, known: Sequence[str], kind: str, log: Callable[[str], None]) -> None:

@@ -159,7 +159,10 @@ def fake_quantize_model_wrapper(get_model: Callable[..., list]) -> Callable[...,
 
 
 def _fake_quantize(model: list, args: Namespace, log: Callable[[str], None]) -> None:
-    from mindspeed_lowp.megatron import convert_chunks  # when Megatron has been imported
+    from mindspeed_lowp.megatron.convert import convert_chunks  # when Megatron has been imported
+
+    if not MINDSPEED_IS_HOST:
+        from mindspeed_lowp.megatron import own_layers  # noqa: F401
 
     scheme, skip_names = args.qat_scheme, args.qat_skip_names or []
     moe_only = scheme.endswith(_MOE_ONLY)

@@ -17,7 +17,7 @@ from mindspeed_lowp.layers import drop_reused_weights, reused_bytes
 
 _TITLE = "reuse of quantized weights"
 _FLAG = "--fp8-reuse-quantized-weight"
-CHECK_FLAG = "--lowp-check-reused-weights"
+_CHECK_FLAG = "--lowp-check-reused-weights"
 
 # All that writes to weights of any layer. Float16Optimizer, DistributedOptimizer and the layer-wise optimizer
 # step by the `step` of these classes; train_step may clip weights after the optimizer (--qk-clip).
@@ -61,7 +61,7 @@ class ReuseQuantizedWeightFeature(Feature):
         add_option(
             parser,
             _TITLE,
-            CHECK_FLAG,
+            _CHECK_FLAG,
             action="store_true",
             help=f"With {_FLAG}: quantize nevertheless, compare, and stop at a weight that something wrote "
             "to unseen. For debugging.",
@@ -70,7 +70,7 @@ class ReuseQuantizedWeightFeature(Feature):
     def pre_validate_args(self, args: Namespace) -> None:
         reuse, check = reuse_policy(args)
         if check and not reuse:
-            stop(f"{CHECK_FLAG} has no effect without {_FLAG}: add {_FLAG}, or leave {CHECK_FLAG} out")
+            stop(f"{_CHECK_FLAG} has no effect without {_FLAG}: add {_FLAG}, or leave {_CHECK_FLAG} out")
         if not reuse:
             return
         if not getattr(args, "fp8", None):

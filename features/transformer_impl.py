@@ -78,7 +78,7 @@ class TransformerImplFeature(Feature):
             )
 
     def register_patches(self, patch_manager: Any, args: Namespace) -> None:
-        from mindspeed_lowp.megatron import transformer_engine_patches
+        from mindspeed_lowp.megatron.transformer_engine import transformer_engine_patches
 
         for name, replacement in transformer_engine_patches().items():
             patch_manager.register_patch(name, replacement)

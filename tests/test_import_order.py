@@ -9,7 +9,18 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 # Each package may import those before it; `qat` stands beside `layers`, `runtime` and `emulator` aside.
-ORDER = ["formats", "ops", "recipes", "layers", "megatron", "features", "hosts", "adaptor", "run"]
+ORDER = [
+    "formats",
+    "ops",
+    "recipes",
+    "layers",
+    "megatron",
+    "mindspeed",
+    "features",
+    "hosts",
+    "adaptor",
+    "run",
+]
 MAY_IMPORT = {name: set(ORDER[:position]) for position, name in enumerate(ORDER)}
 MAY_IMPORT["qat"] = MAY_IMPORT["layers"]
 for name in ("megatron", "features", "hosts"):

@@ -175,10 +175,10 @@ def convert_model(
     """Quantize the linear layers of any model as `recipe` says, in place; says what was done to which layer.
 
     nn.Linear becomes `MXLinear`; grouped linears of experts and Megatron's parallel linears (once
-    `mindspeed_lowp.megatron` is imported) get the recipe too. Subclasses with a forward of their own stay as
-    they are. The Parameters stay the same objects, so optimizers, hooks and state_dict keys do as well, and
-    converting twice is converting once. PyTorch's transformer encoders no longer fuse their linears in
-    evaluation.
+    `mindspeed_lowp.megatron.own_layers` is imported) get the recipe too. Subclasses with a forward of their
+    own stay as they are. The Parameters stay the same objects, so optimizers, hooks and state_dict keys do as
+    well, and converting twice is converting once. PyTorch's transformer encoders no longer fuse their linears
+    in evaluation.
 
     filter_fqns: leave each layer as it is whose name, as in `model.named_modules()`, contains one of these;
         case matters. The last projection to the vocabulary is usually among them. With a second call the

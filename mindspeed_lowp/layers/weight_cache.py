@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from mindspeed_lowp.layers.weight_grad import parameter_of
 from mindspeed_lowp.recipes import Operand, Recipe
 
 Quantize = Callable[[Sequence[int]], dict[int, Operand]]
@@ -113,19 +114,23 @@ class WeightCache:
 
 
 class _Stamp:
-    """Which tensor a weight is and what can be seen of changes to it. It does not keep the weight alive."""
+    """Which tensor a weight is and what can be seen of changes to it. It does not keep the weight alive.
+
+    A view of a Parameter in another shape counts as that Parameter: it is made anew at each use.
+    """
 
     def __init__(self, weight: Tensor) -> None:
-        self.weight = weakref.ref(weight)
-        self._version, self._address = weight._version, weight.data_ptr()
+        self.weight = weakref.ref(parameter_of(weight))
+        self._version, self._address, self._shape = weight._version, weight.data_ptr(), weight.shape
         # An address may come back: memory that was freed is given to the next tensor.
         self._storage = StorageWeakRef(weight.untyped_storage())
 
     def is_of(self, weight: Tensor) -> bool:
         return (
-            self.weight() is weight
+            self.weight() is parameter_of(weight)
             and weight._version == self._version
             and weight.data_ptr() == self._address
+            and weight.shape == self._shape
             and StorageWeakRef(weight.untyped_storage()) == self._storage
         )
 

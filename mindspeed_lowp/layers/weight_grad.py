@@ -34,6 +34,12 @@ class WeightGrad:
         return True
 
 
+def parameter_of(weight: Tensor) -> Tensor:
+    """The Parameter that a weight is, or is a view of in another shape."""
+    base = weight._base
+    return weight if base is None or base.numel() != weight.numel() else base
+
+
 def add_to_main_grad(
     weight: Tensor, add_fp32_: Callable[[Tensor], None] | None, compute: Callable[[torch.dtype], Tensor]
 ) -> Tensor | None:
@@ -42,7 +48,7 @@ def add_to_main_grad(
     add_fp32_(acc): adds the gradient to an fp32 tensor in one operator; None where no operator does.
     compute(dtype): gives the gradient as a new tensor, for all other cases.
     """
-    main_grad = weight.main_grad
+    main_grad = parameter_of(weight).main_grad.view(weight.shape)
     if main_grad.dtype == torch.float32 and add_fp32_ is not None:
         add_fp32_(main_grad)
     else:
@@ -70,9 +76,10 @@ def settled_grad(weight: Tensor) -> Tensor | None:
     Its data-parallel hooks must run, so a gradient of the right shape is returned whose values nobody reads,
     unless `zero_out_wgrad` says that somebody adds them.
     """
-    if not hasattr(weight, "grad_added_to_main_grad"):
+    parameter = parameter_of(weight)
+    if not hasattr(parameter, "grad_added_to_main_grad"):
         return None
-    weight.grad_added_to_main_grad = True
-    if getattr(weight, "zero_out_wgrad", False):
+    parameter.grad_added_to_main_grad = True
+    if getattr(parameter, "zero_out_wgrad", False):
         return torch.zeros_like(weight)
     return torch.empty_like(weight)

@@ -5,30 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Sequence
 
 import torch.distributed as dist
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.transformer_layer import BaseTransformerLayer
 from torch import nn
 
-from mindspeed_lowp.layers.convert import Conversion, convert_layers, named_layers, register_layer
-from mindspeed_lowp.megatron.grouped_linear import TEColumnParallelGroupedLinear, TERowParallelGroupedLinear
-from mindspeed_lowp.megatron.linear import LowpColumnParallelLinear, LowpRowParallelLinear
-from mindspeed_lowp.megatron.te_linear import (
-    TEColumnParallelLinear,
-    TELayerNormColumnParallelLinear,
-    TELinear,
-    TERowParallelLinear,
-)
+from mindspeed_lowp.layers.convert import Conversion, convert_layers, named_layers
 from mindspeed_lowp.recipes import Recipe
 
 # Sensitive to precision, and small beside the rest: kept unless somebody builds them otherwise.
 HIGH_PRECISION = ("output_layer", "router")
-
-register_layer(ColumnParallelLinear, LowpColumnParallelLinear)
-register_layer(RowParallelLinear, LowpRowParallelLinear)
-for layer in (TELinear, TEColumnParallelLinear, TELayerNormColumnParallelLinear, TERowParallelLinear):
-    register_layer(layer)
-register_layer(TEColumnParallelGroupedLinear, grouped=True)
-register_layer(TERowParallelGroupedLinear, grouped=True)
 
 
 def convert_chunks(
