@@ -19,7 +19,13 @@ from torch import Tensor
 
 def install() -> None:
     """Redirect the creation of process groups, and what NCCL and gloo do differently."""
-    for name, wrap in (("init_process_group", _on_gloo), ("new_group", _on_gloo), ("isend", _holding_memory)):
+    wrappers = {
+        "init_process_group": _on_gloo,
+        "new_group": _on_gloo,
+        "isend": _holding_memory,
+        "all_to_all_single": _with_plain_sizes,
+    }
+    for name, wrap in wrappers.items():
         wrapped = wrap(getattr(dist, name))
         setattr(dist, name, wrapped)
         setattr(dist.distributed_c10d, name, wrapped)
@@ -40,6 +46,20 @@ def _holding_memory(isend: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(isend)
     def wrapper(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         return isend(tensor.detach(), *args, **kwargs)
+
+    return wrapper
+
+
+def _with_plain_sizes(all_to_all: Callable[..., Any]) -> Callable[..., Any]:
+    """Split sizes may be tensors: Megatron moves them to the host only from another device."""
+
+    def plain(value: Any) -> Any:
+        return value.tolist() if isinstance(value, Tensor) else value
+
+    @functools.wraps(all_to_all)
+    def wrapper(output: Tensor, input: Tensor, *sizes: Any, **options: Any) -> Any:
+        options = {name: plain(value) for name, value in options.items()}
+        return all_to_all(output, input, *map(plain, sizes), **options)
 
     return wrapper
 

@@ -82,8 +82,9 @@ from mindspeed.features_manager import MindSpeedFeature, MindSpeedFeaturesManage
 names = [type(feature).__name__ for feature in manager.FEATURES_LIST]
 assert all(isinstance(feature, MindSpeedFeature) for feature in manager.FEATURES_LIST)
 assert names == ["HostFeature", "LayerSelectionFeature", "MXFP8DeferBackwardQuantFeature",
-                 "ReuseQuantizedWeightFeature", "FP8TrainingFeature", "DelayedScalingFeature",
-                 "DataPathFeature", "MindSpeedLayersFeature"], names
+                 "ReuseQuantizedWeightFeature", "QuantizedAllGatherFeature", "FP8TrainingFeature",
+                 "DelayedScalingFeature", "QATFeature", "DataPathFeature", "CheckpointPrecisionFeature",
+                 "CheckpointTrackerFeature", "MindSpeedLayersFeature"], names
 """
 
 

@@ -31,15 +31,19 @@ Train = Callable[..., SimpleNamespace]
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory) -> Train:
-    """train(how, *flags): what a run left; each run once."""
+    """train(how, *flags): what a run (its first rank) left; each run once."""
     done: dict[tuple, SimpleNamespace] = {}
 
-    def train(how: str, *flags: str) -> SimpleNamespace:
+    def train(how: str, *flags: str, ranks: int = 1) -> SimpleNamespace:
         if (how, *flags) not in done:
             folder = tmp_path_factory.mktemp(how)
+            launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
             result = subprocess.run(
-                [sys.executable, "-m", "tests.mindspeed.trainer", how, folder / "record.pt", *MODEL, *flags],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                [
+                    *(sys.executable, "-m", *(launcher if ranks > 1 else ())),
+                    *("tests.mindspeed.trainer", how, folder / "record.pt", *MODEL, *flags),
+                ],
+                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -90,6 +94,23 @@ def test_deferral_keeps_less_and_changes_nothing(train, model, reuse):
         p.numel() for name, p in deferred.parameters.items() if "linear" in name and "norm" not in name
     )
     assert saved == weights + weights // 32
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--tensor-model-parallel-size", "2"],
+        ["--tensor-model-parallel-size", "2", "--sequence-parallel"],
+        [*MOE, "--expert-model-parallel-size", "2", "--global-batch-size", "4"],
+        # Experts one by one, which MindSpeed multiplies by functions of their own.
+        [word for word in MOE if word != "--moe-grouped-gemm"]
+        + ["--expert-model-parallel-size", "2", "--global-batch-size", "4"],
+    ],
+    ids=" ".join,
+)
+def test_two_ranks(train, flags):
+    alone = train("alone", *MXFP8, *flags, ranks=2)
+    assert_same(train("ours", *MXFP8, *flags, *DEFER, ranks=2), alone)
 
 
 def test_mindspeed_alone_reuses_the_same_weights(train):

@@ -33,7 +33,8 @@ def main() -> None:
     torch.set_num_threads(1)
     record = _record()
     runpy.run_path(script, run_name="__main__")
-    torch.save(record, record_path)
+    if os.environ.get("RANK", "0") == "0":
+        torch.save(record, record_path)
 
 
 def _record() -> dict[str, Any]:
