@@ -98,6 +98,13 @@ class QATFeature(Feature):
             return
         if _name(scheme) not in SCHEMES:
             stop(f"--qat-scheme {scheme} is MindSpeed's own: leave {typed(*_OPTIONS)} out")
+        if MINDSPEED_IS_HOST and not getattr(args, "fp8", None):
+            own = ", ".join(_MINDSPEEDS)
+            stop(
+                f"--qat-scheme {scheme}: MindSpeed's layers take it together with FP8 training only: add "
+                f"--fp8-format e4m3 --fp8-recipe mxfp8, or take a scheme of MindSpeed's own ({own}) without "
+                f"{', '.join(_OPTIONS)}"
+            )
         self._check_scales(args, _name(scheme))
         flag = typed(*_SHARDED)
         if flag:
