@@ -14,7 +14,7 @@ setup_env megatron,quickstart
 
 STEPS=${STEPS:-300}
 QAT_STEPS=${QAT_STEPS:-100}
-SCHEME=${SCHEME:-w4a4-mxfp4}
+SCHEME=${SCHEME:-w4a16-mxfp4}
 OUTPUT=${OUTPUT:-output/qat}
 source scripts/small_gpt.sh
 
@@ -59,6 +59,7 @@ def loss(run: str) -> float:
 
 trained, rounded = loss("float-in-bf16"), loss(f"float-in-{scheme}")
 tuned, tuned_rounded, qat = loss("tuned-in-bf16"), loss(f"tuned-in-{scheme}"), loss(f"qat-in-{scheme}")
+share = (tuned_rounded - qat) / (tuned_rounded - tuned)
 print(f"""
 {scheme}: loss on held-out text, the same for each
 
@@ -68,7 +69,6 @@ print(f"""
 | and {qat_steps} more in bf16 | {tuned:.5f} | {tuned_rounded:.5f} | {tuned_rounded - tuned:.5f} |
 | or {qat_steps} more of QAT | | {qat:.5f} | {qat - tuned:.5f} |
 
-Of what rounding costs the trained model, QAT gets back {(rounded - qat) / (rounded - trained):.0%};
-of what it costs the model that was trained as long in bf16, {(tuned_rounded - qat) / (tuned_rounded - tuned):.0%}.
+Of what rounding costs the model that was trained as long in bf16, QAT gets back {share:.0%}.
 """)
 END
