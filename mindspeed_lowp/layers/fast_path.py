@@ -8,19 +8,25 @@ nn.Linear, and not converted.)
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 
 from mindspeed_lowp.recipes import Recipe
 
 
-def call_linears(model: nn.Module) -> None:
-    """Turn off the fused path of each encoder in `model` that has a layer with a recipe in it."""
+def has_recipe(layer: nn.Module) -> bool:
+    return isinstance(getattr(layer, "recipe", None), Recipe)
+
+
+def call_linears(model: nn.Module, must_be_called: Callable[[nn.Module], bool] = has_recipe) -> None:
+    """Turn off the fused path of each encoder in `model` with a layer in it that must be called."""
+
+    def is_concerned(module: nn.Module) -> bool:
+        return any(map(must_be_called, module.modules()))
+
     for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder) and _has_recipe(module):
+        if isinstance(module, nn.TransformerEncoder) and is_concerned(module):
             module.use_nested_tensor = False  # only the fused path multiplies nested tensors
-        elif isinstance(module, nn.TransformerEncoderLayer) and _has_recipe(module):
+        elif isinstance(module, nn.TransformerEncoderLayer) and is_concerned(module):
             module.activation_relu_or_gelu = 0  # tells the fused path what to apply; 0: nothing that it can
-
-
-def _has_recipe(module: nn.Module) -> bool:
-    return any(isinstance(getattr(part, "recipe", None), Recipe) for part in module.modules())

@@ -7,9 +7,12 @@ from typing import TypeVar
 
 from torch import nn
 
+from mindspeed_lowp.layers.fast_path import call_linears
 from mindspeed_lowp.qat.config import MXFP4QATConfig
 from mindspeed_lowp.qat.embedding import MXFP4QATEmbedding
 from mindspeed_lowp.qat.linear import MXFP4QATLinear
+
+_NEVER_CALLED = nn.modules.linear.NonDynamicallyQuantizableLinear  # nn.MultiheadAttention takes its weight
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -23,7 +26,9 @@ def convert_to_mxfp4_qat(
 ) -> Model:
     """Replace each nn.Linear below `module` by an `MXFP4QATLinear` with its Parameters; returns `module`.
 
-    Subclasses of nn.Linear are replaced too, whatever their own forward does. What has been replaced already
+    Subclasses of nn.Linear are replaced too, whatever their own forward does (but not the `out_proj` of
+    nn.MultiheadAttention, which is never called). PyTorch's transformer encoders no longer fuse their linears
+    in evaluation, past the fake quantization. What has been replaced already
     stays, so that converting twice is converting once. Optimizers may be made before or after, unless scale
     factors are to be learned.
 
@@ -41,6 +46,7 @@ def convert_to_mxfp4_qat(
             "from_embedding of the layer that is to take its place"
         )
     _convert(module, config, tuple(skip_names), embeddings, "", {})
+    call_linears(module, lambda layer: isinstance(layer, MXFP4QATLinear))
     return module
 
 
@@ -66,7 +72,7 @@ def _convert(
 
 def _replacement(module: nn.Module, config: MXFP4QATConfig | None, embeddings: bool) -> nn.Module | None:
     """The layer to take this one's place; None where it is to stay."""
-    if isinstance(module, nn.Linear) and not isinstance(module, MXFP4QATLinear):
+    if isinstance(module, nn.Linear) and not isinstance(module, MXFP4QATLinear | _NEVER_CALLED):
         return MXFP4QATLinear.from_linear(module, config)
     if embeddings and isinstance(module, nn.Embedding) and not isinstance(module, MXFP4QATEmbedding):
         return MXFP4QATEmbedding.from_embedding(module, config)

@@ -121,6 +121,22 @@ def test_names_that_are_skipped_and_embeddings(skip_names, skipped):
     assert kept == skipped
 
 
+def test_evaluation_of_an_encoder_is_fake_quantized_as_training_is():
+    """PyTorch has a fused path for it, by the weights alone."""
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoderLayer(32, 2, 64, dropout=0, batch_first=True)
+    x = torch.randn(3, 8, 32)
+    convert_to_mxfp4_qat(encoder)
+    assert classes(encoder) == {
+        "self_attn.out_proj": "NonDynamicallyQuantizableLinear",
+        "linear1": "MXFP4QATLinear",
+        "linear2": "MXFP4QATLinear",
+    }
+    trained = encoder(x)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder.eval()(x), trained, rtol=1e-5, atol=1e-5)
+
+
 def test_a_layer_in_two_places_stays_one():
     shared = nn.Linear(8, 8)
     converted = convert_to_mxfp4_qat(nn.ModuleList([shared, nn.Sequential(shared)]))
