@@ -6,6 +6,7 @@ command-line arguments.
 
 from __future__ import annotations
 
+from mindspeed_lowp.features.async_save import AsyncSaveFeature
 from mindspeed_lowp.features.base import Feature
 from mindspeed_lowp.features.checkpoint_precision import CheckpointPrecisionFeature
 from mindspeed_lowp.features.checkpoint_tracker import CheckpointTrackerFeature
@@ -35,6 +36,7 @@ def create_features() -> list[Feature]:
         DelayedScalingFeature(),
         QATFeature(),
         DataPathFeature(),
+        AsyncSaveFeature(),
         CheckpointPrecisionFeature(),
         CheckpointTrackerFeature(),
     ]

@@ -7,7 +7,7 @@ from argparse import Namespace
 from enum import Enum
 from typing import Any
 
-from mindspeed_lowp.features.base import Feature
+from mindspeed_lowp.features.base import MINDSPEED_IS_HOST, Feature
 from mindspeed_lowp.features.command_line import stop, typed
 
 # What only Transformer Engine's own kernels do: the argument, and its values (besides none) that ask for none
@@ -64,6 +64,7 @@ class TransformerImplFeature(Feature):
             _check_needs_no_kernels(args)
             return
         if impl == "local":
+            _check_local_modules(args)
             return
         origin = "" if typed("--transformer-impl") else " (Megatron's default)"
         if not has_transformer_engine():
@@ -82,6 +83,22 @@ class TransformerImplFeature(Feature):
 
         for name, replacement in transformer_engine_patches().items():
             patch_manager.register_patch(name, replacement)
+
+
+def _check_local_modules(args: Namespace) -> None:
+    """What Megatron asserts of its local modules, in terms of what to type."""
+    ranks = getattr(args, "context_parallel_size", 1)
+    if ranks > 1 and not MINDSPEED_IS_HOST:  # which has an attention for it
+        stop(
+            f"--context-parallel-size {ranks}: the attention of --transformer-impl local does not divide a "
+            "sequence: leave it out; --sequence-parallel with --tensor-model-parallel-size divides "
+            "activations"
+        )
+    if getattr(args, "delay_wgrad_compute", False) and not MINDSPEED_IS_HOST:
+        stop(
+            "--delay-wgrad-compute: the modules of --transformer-impl local compute weight gradients with "
+            "the rest of backward: leave it out"
+        )
 
 
 def _check_needs_no_kernels(args: Namespace) -> None:

@@ -14,84 +14,12 @@ import json
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.trainer import MOE, Run, train
-
-# Shards of 128 features and 128 rows, whole in every recipe's blocks.
-MODEL = """
-    --num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64
-    --micro-batch-size 4 --global-batch-size 8 --untie-embeddings-and-output-weights
-    --make-vocab-size-divisible-by 256
-""".split()
-EXPERTS = [*MOE, "--moe-ffn-hidden-size", "256"]
-
-RECIPES = {
-    "bf16": "",
-    "mxfp8": "--fp8-format e4m3 --fp8-recipe mxfp8",
-    "mxfp8, deferred": "--fp8-format e4m3 --fp8-recipe mxfp8 --mxfp8-defer-backward-quant",
-    "mxfp8-32x32": "--fp8-format e4m3 --fp8-recipe mxfp8-32x32",
-    "blockwise": "--fp8-format e4m3 --fp8-recipe blockwise",
-    "tensorwise": "--fp8-format hybrid --fp8-recipe tensorwise",
-    "hif8": "--fp8-format hif8 --fp8-recipe hif8",
-    "delayed": "--fp8-format hybrid --fp8-recipe delayed",
-}
-
-
-@dataclass(frozen=True)
-class Way:
-    """A way to divide or to order the work.
-
-    regroups: other tokens or features share a block or a scale than in the undivided run, so the losses are
-        near to each other and no more.
-    """
-
-    flags: str
-    ranks: int = 1
-    models: tuple[str, ...] = ("dense", "moe")
-    regroups: bool = False
-
-
-_MOE = ("moe",)
-WAYS = {
-    "undivided": Way(""),
-    "TP 2": Way("--tensor-model-parallel-size 2", 2, ("dense",)),
-    "TP 2, SP": Way("--tensor-model-parallel-size 2 --sequence-parallel", 2),
-    "PP 2": Way("--pipeline-model-parallel-size 2", 2),
-    "PP 2, interleaved": Way("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1", 2),
-    "DP 2, distributed optimizer, overlapped": Way(
-        "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather", 2
-    ),
-    "EP 2, alltoall": Way(
-        "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall", 2, _MOE, regroups=True
-    ),
-    "EP 2, allgather": Way(
-        "--expert-model-parallel-size 2 --moe-token-dispatcher-type allgather", 2, _MOE, regroups=True
-    ),
-    "TP 2, SP, EP 2": Way(
-        "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2 "
-        "--expert-tensor-parallel-size 1 --moe-token-dispatcher-type alltoall",
-        2,
-        _MOE,
-    ),
-    "TP 2, SP, PP 2": Way(
-        "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2", 4
-    ),
-    "TP 2, SP, DP 2, distributed optimizer": Way(
-        "--tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer", 4
-    ),
-    "full recomputation": Way(
-        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-    ),
-    "block recomputation": Way(
-        "--recompute-granularity full --recompute-method block --recompute-num-layers 2"
-    ),
-    "selective recomputation": Way("--recompute-activations"),
-    "gradients not fused": Way("--no-gradient-accumulation-fusion"),
-}
+from tests.parallelism import EXPERTS, MODEL, RECIPES, WAYS, Way
+from tests.trainer import Run, train
 
 # bf16 itself strays so far where only the order of sums differs: it is the first column.
 SAME, NEAR = 2e-3, 1e-2
