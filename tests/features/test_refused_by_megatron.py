@@ -13,12 +13,14 @@ import pytest
         (
             "--context-parallel-size 2",
             "--context-parallel-size 2: the attention of --transformer-impl local does not divide a "
-            "sequence: leave it out; --sequence-parallel with --tensor-model-parallel-size divides activations",
+            "sequence: leave it out; --sequence-parallel with --tensor-model-parallel-size divides "
+            "activations",
         ),
         (
             "--context-parallel-size 2 --transformer-impl transformer_engine",
             "--context-parallel-size 2 needs the kernels of Transformer Engine, which is not "
-            "installed: leave it out (the modules of --transformer-impl transformer_engine are here, without them)",
+            "installed: leave it out (the modules of --transformer-impl transformer_engine are here, without "
+            "them)",
         ),
         (
             "--delay-wgrad-compute",
