@@ -159,9 +159,10 @@ def _keep_adam_steps(optimizer_class: type) -> None:
     Apex's and Transformer Engine's Adam keep one for all. `DistributedOptimizer.state_dict`, which
     loading calls too, wants it although an optimizer that has not stepped has none. `load_state_dict`
     gives all parameters the same tensor, which each of them would then increment, and at last overwrites
-    it with the value from before loading.
+    it with the value from before loading. What loads a parameter's state skips the step, and then misses it.
     """
     save, load = optimizer_class.state_dict, optimizer_class.load_state_dict
+    fill = optimizer_class._set_main_param_and_optimizer_states
 
     def state_dict(self: Any) -> dict[str, Any]:
         if isinstance(self.optimizer, torch.optim.Adam):
@@ -178,5 +179,9 @@ def _keep_adam_steps(optimizer_class: type) -> None:
             for state in self.optimizer.state.values():
                 state["step"] = torch.tensor(step)
 
+    def set_states(self: Any, model_param: torch.nn.Parameter, tensors: dict[str, Any]) -> None:
+        fill(self, model_param, {"step": None, **tensors})  # None is left as it is
+
     optimizer_class.state_dict = state_dict
+    optimizer_class._set_main_param_and_optimizer_states = set_states
     optimizer_class.load_state_dict = load_state_dict

@@ -6,8 +6,10 @@ between tensor-parallel ranks (only rank 0 of each group builds data loaders). M
 ranks different replicated parameters.
 
 All tensors here are CPU tensors, whose kernels draw from the one generator that lives in PyTorch's C++
-core. So that one plays the CUDA generator, and a new generator stands behind `torch.get_rng_state`,
-`torch.manual_seed` and the data loaders' seeds. Saving, restoring and forking then need no patch:
+core. So that one plays the CUDA generator, and a new generator stands behind `torch.get_rng_state` and
+`torch.manual_seed`. Data loaders draw their workers' seeds from generators of their own: they start in every
+run, resumed or not, and a resumed one would save another host state than an uninterrupted one. Saving,
+restoring and forking then need no patch:
 Megatron's tracker, its checkpoints and its activation recomputation reach the core generator through
 `torch.cuda.default_generators`.
 """
@@ -34,18 +36,19 @@ def install() -> None:
     torch.random.default_generator = host_generator
 
     loader = torch.utils.data.DataLoader
-    loader.__init__ = _seeded_by_host(loader.__init__, host_generator)
+    loader.__init__ = _seeded_apart(loader.__init__, host_generator)
     torch.utils.checkpoint.DefaultDeviceType.set_device_type("cuda")
     torch.utils.checkpoint.get_device_states = _device_states
 
 
-def _seeded_by_host(init: Callable[..., None], generator: torch.Generator) -> Callable[..., None]:
-    """A DataLoader draws its seed when iterated: from the host generator unless it was given another."""
+def _seeded_apart(init: Callable[..., None], host: torch.Generator) -> Callable[..., None]:
+    """A DataLoader draws from the core generator when iterated: for shuffling, and seeds for its workers."""
 
     @functools.wraps(init)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("generator") is None:
-            kwargs["generator"] = generator
+            shuffles = kwargs.get("shuffle", False)
+            kwargs["generator"] = host if shuffles else torch.Generator().manual_seed(host.initial_seed())
         if "pin_memory" in kwargs:
             kwargs["pin_memory"] = False  # torch warns that there is no accelerator to pin memory for
         init(self, *args, **kwargs)

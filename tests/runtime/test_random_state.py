@@ -12,6 +12,8 @@ def check_two_generators() -> None:
     assert torch.equal(torch.get_rng_state(), host)
     assert not torch.equal(torch.cuda.get_rng_state(), device)
 
+    list(DataLoader(range(8), batch_size=2))
+    assert torch.equal(torch.get_rng_state(), host)
     list(DataLoader(range(8), batch_size=2, shuffle=True))
     assert not torch.equal(torch.get_rng_state(), host)
     second = torch.rand(4, device="cuda")
