@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mindspeed_lowp.features import model_conversion
+from mindspeed_lowp.features.mindspeed_layers import MindSpeedLayersFeature
 
 MXFP8 = "--fp8-format e4m3 --fp8-recipe mxfp8"
 
@@ -27,8 +28,8 @@ def test_first_and_last_blocks_are_kept(parse, flags, blocks):
 @pytest.fixture
 def convert(monkeypatch):
     """Runs the patched get_model on a stand-in for the model; gives what reached `convert_chunks`."""
-    from mindspeed_lowp import megatron
     from mindspeed_lowp.layers import Conversion
+    from mindspeed_lowp.megatron import convert as conversion
 
     def convert(flags="", outcome=None, **arguments):
         calls = []
@@ -43,7 +44,7 @@ def convert(monkeypatch):
         defaults["num_experts"] = None
         args = Namespace(**defaults | arguments)
         monkeypatch.setattr("sys.argv", ["pretrain_gpt.py", *flags.split()])
-        monkeypatch.setattr(megatron, "convert_chunks", convert_chunks)
+        monkeypatch.setattr(conversion, "convert_chunks", convert_chunks)
         monkeypatch.setattr(model_conversion, "by_name", lambda linears, experts: (linears, experts))
         monkeypatch.setattr("megatron.training.get_args", lambda: args)
         model = [torch.nn.Linear(1, 1)]
@@ -76,11 +77,23 @@ def test_recipe_follows_the_flags(convert, flags, defer, operands):
     assert list(linears.filter_fqns) == list(experts.filter_fqns) == ["mlp"]
 
 
-def test_mindspeeds_own_model_conversion_is_left_alone(convert, monkeypatch):
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"fp8_recipe": "its-own"}, "--fp8-recipe its-own, which is MindSpeed's alone"),
+        ({"fp8_recipe": "delayed"}, "--fp8-recipe delayed, whose history is MindSpeed's"),
+        ({"moe_fb_overlap": True}, "--moe-fb-overlap, which multiplies in functions of its own"),
+    ],
+)
+def test_what_mindspeed_computes_by_itself_is_left_alone(convert, monkeypatch, capsys, arguments, why):
     monkeypatch.setattr(model_conversion, "MINDSPEED_IS_HOST", True)
-    assert convert(fp8="e4m3", fp8_recipe="its-own") is None  # no recipe of ours
-    with pytest.raises(SystemExit, match=r"error: --fp8-.*its-own.*accepted: mxfp8"):
-        convert("--lowp-filter-fqns mlp", fp8_recipe="its-own", lowp_filter_fqns=["mlp"])
+    assert convert(**arguments) is None
+    assert capsys.readouterr().out == f"MindSpeed's own FP8 recipes stay, because of {why}\n"
+    monkeypatch.setattr("sys.argv", ["pretrain_gpt.py", "--lowp-filter-fqns", "mlp"])
+    with pytest.raises(SystemExit, match=f"error: --lowp-filter-fqns cannot be used with {why}"):
+        MindSpeedLayersFeature().pre_validate_args(
+            Namespace(**{"fp8": "e4m3", "fp8_recipe": "mxfp8", **arguments})
+        )
 
 
 def test_a_run_without_fp8_is_left_alone(convert):
