@@ -84,8 +84,8 @@ names = [type(feature).__name__ for feature in manager.FEATURES_LIST]
 assert all(isinstance(feature, MindSpeedFeature) for feature in manager.FEATURES_LIST)
 assert names == ["HostFeature", "LayerSelectionFeature", "MXFP8DeferBackwardQuantFeature",
                  "ReuseQuantizedWeightFeature", "QuantizedAllGatherFeature", "FP8TrainingFeature",
-                 "DelayedScalingFeature", "QATFeature", "DataPathFeature", "CheckpointPrecisionFeature",
-                 "CheckpointTrackerFeature", "MindSpeedLayersFeature"], names
+                 "DelayedScalingFeature", "QATFeature", "DataPathFeature", "AsyncSaveFeature",
+                 "CheckpointPrecisionFeature", "CheckpointTrackerFeature", "MindSpeedLayersFeature"], names
 """
 
 
