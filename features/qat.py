@@ -95,6 +95,7 @@ class QATFeature(Feature):
                 f"--qat-scheme {scheme.removesuffix(_MOE_ONLY)}"
             )
         if _is_mindspeeds(args):
+            args.qat_scale_mode = _MINDSPEEDS[scheme]  # for who exports the checkpoint
             return
         if _name(scheme) not in SCHEMES:
             stop(f"--qat-scheme {scheme} is MindSpeed's own: leave {typed(*_OPTIONS)} out")

@@ -74,7 +74,8 @@ def _on_gloo(create: Callable[..., Any]) -> Callable[..., Any]:
             arguments["backend"] = "gloo"
         arguments.pop("pg_options", None)  # theirs
         arguments.pop("device_id", None)  # the device that NCCL is to bind to
-        if arguments.get("world_size") == 1 and "MASTER_ADDR" not in os.environ:
+        meets = arguments.get("store") is not None or arguments.get("init_method") is not None
+        if arguments.get("world_size") == 1 and not meets and "MASTER_ADDR" not in os.environ:
             arguments["store"] = dist.HashStore()  # a single process, not started by torchrun
         return create(**arguments)
 

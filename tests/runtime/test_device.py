@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+import os
 import time
 
 import pytest
@@ -76,3 +78,22 @@ def check_events() -> None:
 
 def test_events_measure_time(emulated) -> None:
     emulated(check_events)
+
+
+def check_single_process_groups(folder: str) -> None:
+    import torch.distributed as dist
+
+    def runs() -> bool:
+        dist.all_reduce(x := torch.ones(1))
+        dist.destroy_process_group()
+        return x.item() == 1
+
+    os.environ.pop("MASTER_ADDR", None)
+    dist.init_process_group("nccl", rank=0, world_size=1)  # no address needed
+    assert runs()
+    dist.init_process_group("nccl", f"file://{folder}/store", rank=0, world_size=1)
+    assert runs()
+
+
+def test_one_process_needs_no_address_and_may_have_one(emulated, tmp_path) -> None:
+    emulated(functools.partial(check_single_process_groups, str(tmp_path)))
