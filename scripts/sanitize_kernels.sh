@@ -26,7 +26,7 @@ import torch
 from mindspeed_lowp.ops.kernels import mxfp4
 
 x, y = torch.ones(32), torch.empty(32)
-mxfp4._quant_dequant(x.data_ptr(), y.data_ptr(), 1, 33, 32, 6.0, 2, 1)
+mxfp4._quant_dequant(x.data_ptr(), y.data_ptr(), 1, 33, 32, 6.0, 0, 2, 1)
 EOF
 if ! grep -q "ERROR: AddressSanitizer: heap-buffer-overflow" "$build/report"; then
     cat "$build/report" >&2
