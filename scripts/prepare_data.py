@@ -58,8 +58,8 @@ def main() -> None:
     print(f"{arguments.output}_text_document: {len(documents)} documents, {size} bytes of text")
     if len(documents) < FEW_DOCUMENTS:
         print(
-            "With so few documents train with --split 100,0,0 --eval-iters 0: Megatron splits by document, "
-            "and stands still at a part without one."
+            "With so few documents train with --split 100,0,0 --eval-iters 0 --eval-interval 1000: Megatron "
+            "splits by document, and stands still at a part without one."
         )
 
 

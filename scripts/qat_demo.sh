@@ -6,7 +6,8 @@
 # Fine-tuning in bf16 is the measure: what further training alone brings is not to be credited to QAT.
 #
 # STEPS and QAT_STEPS lengthen or shorten the runs, SCHEME is any of --qat-scheme; OUTPUT takes data, logs and
-# checkpoints. Finished runs are not repeated: an interrupted demonstration goes on where it was.
+# checkpoints, of runs of these lengths only. Finished runs are not repeated: an interrupted demonstration goes on
+# where it was.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup_env.sh
@@ -15,8 +16,14 @@ setup_env megatron,quickstart
 STEPS=${STEPS:-300}
 QAT_STEPS=${QAT_STEPS:-100}
 SCHEME=${SCHEME:-w4a16-mxfp4}
-OUTPUT=${OUTPUT:-output/qat}
+OUTPUT=${OUTPUT:-output/qat-$STEPS-$QAT_STEPS}
 source scripts/small_gpt.sh
+lengths="STEPS=$STEPS QAT_STEPS=$QAT_STEPS"
+if [ "$(cat "$OUTPUT/lengths" 2>/dev/null || echo "$lengths")" != "$lengths" ]; then
+    echo "error: $OUTPUT holds runs of $(cat "$OUTPUT/lengths"), not $lengths: set another OUTPUT" >&2
+    exit 1
+fi
+echo "$lengths" >"$OUTPUT/lengths"
 
 # Larger batches than the quickstart's: of a model that has learned little, rounding costs next to nothing.
 BATCH=(--micro-batch-size 16 --global-batch-size 16)

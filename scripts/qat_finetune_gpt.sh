@@ -4,7 +4,8 @@
 #   LOAD_DIR=/ckpt/gpt SAVE_DIR=/ckpt/gpt-w4a16 DATA_PATH=/data/corpus_text_document \
 #   bash scripts/qat_finetune_gpt.sh
 #
-# The model's shape and the tokenizer are read from the checkpoint (a NullTokenizer needs its --vocab-size besides).
+# TRAIN_ITERS, LR, SPLIT and the other variables below have values that may be set. For a few documents: SPLIT=100,0,0
+# and the arguments --eval-iters 0 --eval-interval 1000. The model's shape and the tokenizer are read from the checkpoint (a NullTokenizer needs its --vocab-size besides).
 # Further arguments go to the training script as they are, and win: --tensor-model-parallel-size 2, --qat-clip-grad,
 # --qat-skip-names decoder.layers.0., --fp8-format e4m3 --fp8-recipe mxfp8, ... On several nodes, run it on each
 # with NNODES, NODE_RANK and MASTER_ADDR set.

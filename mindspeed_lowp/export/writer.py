@@ -118,6 +118,7 @@ def _save(file: Path, tensors: dict[str, Tensor]) -> None:
     from safetensors.torch import save_file
 
     save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod(file.parent.stat().st_mode & 0o666)  # the library lets its owner alone read it
 
 
 def _write_config(folder: Path, config: dict[str, Any], packing: Packing, ignore: list[str]) -> None:
