@@ -16,4 +16,4 @@ if [ $# = 0 ]; then
     bash scripts/sanitize_kernels.sh --quiet
 fi
 # Two processes of one thread each: the tests that start training jobs bring processes of their own.
-OMP_NUM_THREADS=1 python -m pytest --numprocesses "${TEST_PROCESSES:-2}" "$@"
+OMP_NUM_THREADS=1 python -m pytest --numprocesses "${TEST_PROCESSES:-2}" --dist worksteal "$@"
