@@ -23,6 +23,14 @@ class GroupedExpertsFeature(Feature):
     def pre_validate_args(self, args: Namespace) -> None:
         if not self.is_need_apply(args) or not args.add_bias_linear:
             return
+        from mindspeed_lowp.megatron_versions import HAS_GROUPED_MLP, VERSION
+
+        if HAS_GROUPED_MLP:
+            version = ".".join(map(str, VERSION))
+            stop(
+                f"--moe-grouped-gemm: grouped experts of Megatron core {version} have no biases: add "
+                "--disable-bias-linear"
+            )
         # Megatron fuses an expert's bias with neither of these.
         fused = ["--no-bias-dropout-fusion"] if args.bias_dropout_fusion else []
         if args.bias_gelu_fusion and not (args.swiglu or args.quick_geglu):
@@ -34,7 +42,7 @@ class GroupedExpertsFeature(Feature):
             )
 
     def register_patches(self, patch_manager: Any, args: Namespace) -> None:
-        from mindspeed_lowp.megatron.transformer_engine import grouped_mlp_modules_wrapper
+        from mindspeed_lowp.megatron.own_layers import grouped_experts_patches
 
-        name = "megatron.core.models.backends.LocalSpecProvider.grouped_mlp_modules"
-        patch_manager.register_patch(name, grouped_mlp_modules_wrapper)
+        for name, replacement in grouped_experts_patches().items():
+            patch_manager.register_patch(name, replacement)

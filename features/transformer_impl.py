@@ -60,13 +60,14 @@ class TransformerImplFeature(Feature):
 
     def pre_validate_args(self, args: Namespace) -> None:
         impl = getattr(args, "transformer_impl", "local")
+        origin = "" if typed("--transformer-impl") else " (Megatron's default)"
         if self.is_need_apply(args):
+            _check_version(f"--transformer-impl {impl}{origin}")
             _check_needs_no_kernels(args)
             return
         if impl == "local":
             _check_local_modules(args)
             return
-        origin = "" if typed("--transformer-impl") else " (Megatron's default)"
         if not has_transformer_engine():
             stop(
                 f"--transformer-impl {impl} needs Transformer Engine, which is not installed: set "
@@ -98,6 +99,17 @@ def _check_local_modules(args: Namespace) -> None:
         stop(
             "--delay-wgrad-compute: the modules of --transformer-impl local compute weight gradients with "
             "the rest of backward: leave it out"
+        )
+
+
+def _check_version(flag: str) -> None:
+    from mindspeed_lowp.megatron_versions import HAS_REPLACEABLE_TRANSFORMER_ENGINE, VERSION
+
+    if not HAS_REPLACEABLE_TRANSFORMER_ENGINE:
+        version = ".".join(map(str, VERSION))
+        stop(
+            f"{flag}: Transformer Engine is not installed, and modules in its place need Megatron core 0.17 "
+            f"(this is {version}): set --transformer-impl local"
         )
 
 

@@ -22,17 +22,29 @@ ORDER = [
     "adaptor",
     "run",
 ]
+VERSIONS = "megatron_versions"  # knows Megatron only
 MAY_IMPORT = {name: set(ORDER[:position]) for position, name in enumerate(ORDER)}
 MAY_IMPORT["qat"] = MAY_IMPORT["layers"] | {"layers"}
 for name in ("megatron", "features", "hosts"):
-    MAY_IMPORT[name] |= {"qat"}
-MAY_IMPORT["runtime"] = {"ops"}
+    MAY_IMPORT[name] |= {"qat", VERSIONS}
+MAY_IMPORT[VERSIONS] = set()
+MAY_IMPORT["runtime"] = {"ops", VERSIONS}
 MAY_IMPORT["emulator"] = {"formats", "ops", "runtime"}
 for package in ("hosts", "adaptor", "run"):
     MAY_IMPORT[package] |= {"runtime", "emulator"}
 MAY_IMPORT["export"] = {"formats", "ops"}  # a program of its own
 
-IGNORANT_OF_FLAGS = ["formats", "ops", "recipes", "layers", "qat", "megatron", "runtime", "emulator"]
+IGNORANT_OF_FLAGS = [
+    "formats",
+    "ops",
+    "recipes",
+    "layers",
+    "qat",
+    "megatron",
+    "runtime",
+    "emulator",
+    VERSIONS,
+]
 AT_THE_TOP = {"features": ROOT / "features", "recipes": ROOT / "recipes"}
 
 

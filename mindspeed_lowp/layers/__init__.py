@@ -8,6 +8,7 @@ from mindspeed_lowp.layers.convert import (
     convert_model,
     is_expert,
     nothing_converted,
+    register_holder,
     register_layer,
     unmatched,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "lowp_grouped_linear",
     "lowp_linear",
     "nothing_converted",
+    "register_holder",
     "register_layer",
     "reuse_quantized_weights",
     "reused_bytes",

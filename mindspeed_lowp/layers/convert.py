@@ -22,6 +22,7 @@ from mindspeed_lowp.recipes import NOT_DIVIDED, Recipe
 # By exact class: a subclass of somebody else's has a forward of its own, and stays as it is.
 _CONVERTED: dict[type[nn.Module], type[nn.Module]] = {}
 _GROUPED: set[type[nn.Module]] = set()
+_HOLDERS: dict[type[nn.Module], Callable[[nn.Module], None]] = {}
 
 
 class ConversionError(ValueError):
@@ -42,6 +43,14 @@ def register_layer(
         _CONVERTED[layer] = converted
         if grouped:
             _GROUPED.add(layer)
+
+
+def register_holder(holder: type[nn.Module], bring_out: Callable[[nn.Module], None]) -> None:
+    """From now on, modules of the class `holder`, which multiply by several weights of their own, are found.
+
+    bring_out: changes such a module to one that computes the same through layers, its children.
+    """
+    _HOLDERS[holder] = bring_out
 
 
 register_layer(nn.Linear, MXLinear)
@@ -153,6 +162,9 @@ def by_name(linears: Choice, experts: Choice) -> Callable[[str, nn.Module], Reci
 
 
 def named_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for module in list(model.modules()):
+        if type(module) in _HOLDERS:
+            _HOLDERS[type(module)](module)
     return ((name, module) for name, module in model.named_modules() if is_layer(module))
 
 

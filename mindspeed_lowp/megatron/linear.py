@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from megatron.core.tensor_parallel.layers import (
     ColumnParallelLinear,
@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 
 from mindspeed_lowp.layers import TensorParallel, WeightCache, WeightGrad, lowp_linear
 from mindspeed_lowp.megatron.delayed_scaling import KeepsHistory
+from mindspeed_lowp.megatron_versions import tensor_parallel_group
 from mindspeed_lowp.recipes import NOT_DIVIDED, Divided, Recipe, Role
 
 
@@ -33,7 +34,7 @@ def divided(*roles: Role, group: ProcessGroup) -> Divided:
 
 
 class WithRecipe(KeepsHistory):
-    """Replaces the one method through which a parallel linear multiplies.
+    """Replaces the one function through which a parallel linear multiplies.
 
     Everything else (sharding, initialization, checkpoints, the communication of the output) stays Megatron's.
 
@@ -45,7 +46,16 @@ class WithRecipe(KeepsHistory):
     quantized_gather: bool = False
     weight_cache: WeightCache | None = None
 
-    def _forward_impl(
+    @property
+    def _forward_impl(self) -> Callable[..., Tensor]:
+        """What Megatron's forward calls: a method of its layers, in 0.12 an attribute that it sets anew."""
+        return self.multiply
+
+    @_forward_impl.setter
+    def _forward_impl(self, function: Callable[..., Tensor]) -> None:
+        pass
+
+    def multiply(
         self,
         input: Tensor,
         weight: Tensor,
@@ -57,23 +67,32 @@ class WithRecipe(KeepsHistory):
         grad_output_buffer: list[Tensor] | None = None,
         wgrad_deferral_limit: int | None = None,
     ) -> Tensor:
-        """The signature is that of Megatron's linear_with_grad_accumulation_and_async_allreduce."""
+        """The signature is that of Megatron's linear_with_grad_accumulation_and_async_allreduce.
+
+        tp_group: the group to communicate in; None where Megatron knows of one only (0.12).
+        """
         if self.recipe is None:
-            multiply = linear_with_grad_accumulation_and_async_allreduce
-            return (multiply if weight.requires_grad else linear_with_frozen_weight)(
+            trainable = linear_with_grad_accumulation_and_async_allreduce
+            groups = {} if tp_group is None else {"tp_group": tp_group}
+            return (trainable if weight.requires_grad else linear_with_frozen_weight)(
                 input,
                 weight,
                 bias,
                 gradient_accumulation_fusion,
                 allreduce_dgrad,
                 sequence_parallel,
-                tp_group=tp_group,
                 grad_output_buffer=grad_output_buffer,
                 wgrad_deferral_limit=wgrad_deferral_limit,
+                **groups,
             )
         parallel = None
         if sequence_parallel or allreduce_dgrad:
-            parallel = TensorParallel(tp_group, sequence_parallel, allreduce_dgrad, self.quantized_gather)
+            parallel = TensorParallel(
+                tensor_parallel_group(self) if tp_group is None else tp_group,
+                sequence_parallel,
+                allreduce_dgrad,
+                self.quantized_gather,
+            )
         weight_grad = WeightGrad(
             # Before data parallelism wraps the model there is no main_grad to fuse into.
             into_main_grad=gradient_accumulation_fusion and hasattr(weight, "main_grad"),
@@ -96,11 +115,11 @@ class LowpColumnParallelLinear(WithRecipe, ColumnParallelLinear):
 
     def divided_tensors(self) -> Divided:
         rows = ("input",) if self.quantized_gather else ()
-        return divided("weight", "grad", *rows, group=self.tp_group)
+        return divided("weight", "grad", *rows, group=tensor_parallel_group(self))
 
 
 class LowpRowParallelLinear(WithRecipe, RowParallelLinear):
     """RowParallelLinear whose GEMMs a recipe quantizes."""
 
     def divided_tensors(self) -> Divided:
-        return divided("weight", "input", group=self.tp_group)
+        return divided("weight", "input", group=tensor_parallel_group(self))

@@ -96,7 +96,7 @@ class TELinear(WithRecipe, torch.nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """x [..., in_features] -> [..., out_features], and the bias if that is left to the caller."""
-        y = self._forward_impl(
+        y = self.multiply(
             x,
             self.weight,
             None if self.skip_bias_add else self.bias,

@@ -88,6 +88,13 @@ def transformer_engine_patches() -> dict[str, Any]:
     return patches
 
 
+def grouped_experts_patches() -> dict[str, Any]:
+    """What lets the local spec build grouped experts, by dotted name."""
+    return {
+        "megatron.core.models.backends.LocalSpecProvider.grouped_mlp_modules": grouped_mlp_modules_wrapper
+    }
+
+
 def grouped_mlp_modules_wrapper(grouped_mlp_modules: Callable[..., Any]) -> Callable[..., Any]:
     """Let the local spec build grouped experts over our linears, where `--moe-grouped-gemm` asks for them.
 

@@ -7,6 +7,7 @@ Megatron's defaults then work as typed: no `--no-gradient-accumulation-fusion`,
 from __future__ import annotations
 
 import copy
+import importlib.util
 import sys
 import warnings
 from types import FunctionType, ModuleType
@@ -32,32 +33,65 @@ def install() -> None:
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
     from megatron.core.transformer.transformer_config import MLATransformerConfig
-    from megatron.training import initialize, training
+
+    from mindspeed_lowp import megatron_versions
 
     for module in (layers, utils):
         module.fused_weight_gradient_mlp_cuda = wgrad
     layers._grad_accum_fusion_available = True
     FusedScaleMaskSoftmax.is_kernel_available = lambda self, mask, b, np, sq, sk: False
     WrappedTorchNorm.__new__ = staticmethod(_norm_for_any_config(WrappedTorchNorm.__new__))
-    _uncompile(jit)
-    for module in (initialize, training):
-        # The warm-up of compiled functions: besides, its random draws depend on the tensor-parallel size.
-        module.set_jit_fusion_options = lambda: None
+    _uncompile(jit, megatron_versions.HAS_JIT_SWITCH)
     for module in (moe_utils, token_dispatcher):
         module.maybe_move_tensor_to_cpu = _to_host
     _keep_adam_steps(DistributedOptimizer)
     rope_utils.fused_apply_rotary_pos_emb = _rotary_embedding(rope_utils._apply_rotary_pos_emb_bshd)
-    MLATransformerConfig.__post_init__ = _without_rope_kernel(MLATransformerConfig.__post_init__)
     YarnRotaryEmbedding.__init__ = _on_the_host(YarnRotaryEmbedding.__init__)
-    random.CheckpointWithoutOutput.__init__ = _without_fp8(random.CheckpointWithoutOutput.__init__)
+    if megatron_versions.HAS_MLA_ROPE_KERNEL:
+        MLATransformerConfig.__post_init__ = _without_rope_kernel(MLATransformerConfig.__post_init__)
+    if megatron_versions.ROUTER_ASKS_FOR_TE_GEMM:
+        moe_utils.te_general_gemm = None  # PyTorch's instead
+    if megatron_versions.CHECKPOINTS_KNOW_FP8:
+        random.CheckpointWithoutOutput.__init__ = _without_fp8(random.CheckpointWithoutOutput.__init__)
+    if importlib.util.find_spec("megatron.training") is not None:
+        _install_trainer(megatron_versions)
 
 
-def _uncompile(jit: ModuleType) -> None:
+def _install_trainer(versions: ModuleType) -> None:
+    if versions.TRAINER_IMPORTS_TRITON and importlib.util.find_spec("triton") is None:
+        _replace_batch_invariant_kernels()
+    from megatron.training import initialize, training
+
+    for module in (initialize, training):
+        # The warm-up of compiled functions: besides, its random draws depend on the tensor-parallel size.
+        module.set_jit_fusion_options = lambda: None
+    if versions.HAS_LEGACY_KERNELS:
+        from megatron.legacy import fused_kernels
+
+        fused_kernels.load = lambda args: None  # compiles them, for softmax; `is_kernel_available` says no
+
+
+def _replace_batch_invariant_kernels() -> None:
+    """A module of Triton kernels, which the trainer imports for --batch-invariant-mode."""
+    module = ModuleType("megatron.core.transformer.custom_layers.batch_invariant_kernels")
+
+    def enable_batch_invariant_mode() -> None:
+        raise RuntimeError("--batch-invariant-mode needs Triton, which is not installed: leave it out")
+
+    module.enable_batch_invariant_mode = enable_batch_invariant_mode
+    sys.modules[module.__name__] = module
+
+
+def _uncompile(jit: ModuleType, has_switch: bool) -> None:
     """Undo `megatron.core.jit.jit_fuser`, which compiles element-wise functions with `torch.compile`.
 
     That needs a C++ compiler and minutes at start-up.
     """
-    jit.disable_jit_fuser()  # in modules that are imported later
+    # In modules that are imported later:
+    if has_switch:
+        jit.disable_jit_fuser()
+    else:
+        jit.jit_fuser = lambda function: function
     for name, module in list(sys.modules.items()):
         if name.startswith("megatron."):
             classes = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == name]
