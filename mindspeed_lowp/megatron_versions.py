@@ -38,6 +38,9 @@ HAS_MLA_ROPE_KERNEL = VERSION >= (0, 16)
 # The trainer imports Triton, whether it is needed or not.
 TRAINER_IMPORTS_TRITON = VERSION == (0, 16)
 
+# The trainer asks for CUDA_DEVICE_MAX_CONNECTIONS=1, which orders kernels, on every device.
+ALWAYS_ASKS_FOR_ONE_CONNECTION = VERSION < (0, 16)
+
 # The trainer compiles CUDA kernels at its start (`megatron.legacy.fused_kernels`).
 HAS_LEGACY_KERNELS = VERSION < (0, 17)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import os
 import sys
 import warnings
 from types import FunctionType, ModuleType
@@ -65,6 +66,8 @@ def _install_trainer(versions: ModuleType) -> None:
     for module in (initialize, training):
         # The warm-up of compiled functions: besides, its random draws depend on the tensor-parallel size.
         module.set_jit_fusion_options = lambda: None
+    if versions.ALWAYS_ASKS_FOR_ONE_CONNECTION:
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if versions.HAS_LEGACY_KERNELS:
         from megatron.legacy import fused_kernels
 
