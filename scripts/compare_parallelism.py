@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.parallelism import EXPERTS, MODEL, RECIPES, WAYS, Way
 from tests.trainer import Run, train
 
-# bf16 itself strays so far where only the order of sums differs: it is the first column.
-SAME, NEAR = 2e-3, 1e-2
+# Where only the order of sums differs bf16 strays by 2e-4, and recipes, whose codes jump with it, by 7e-4.
+SAME, NEAR = 1e-3, 1e-2
 
 
 class Comparison:
