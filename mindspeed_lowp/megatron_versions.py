@@ -23,6 +23,12 @@ HAS_REPLACEABLE_TRANSFORMER_ENGINE = VERSION >= (0, 17)
 
 # --- For the runtime.
 
+# Asked whether Transformer Engine is of some version, it imports that.
+NEEDS_TE_FOR_ITS_VERSION = VERSION < (0, 16)
+
+# Checkpoints are written by a function of torch that has got one more argument since.
+WRITES_AS_OLD_TORCH = VERSION < (0, 16)
+
 # `jit_fuser` can be turned off for modules that are imported later.
 HAS_JIT_SWITCH = VERSION >= (0, 16)
 

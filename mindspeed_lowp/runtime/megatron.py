@@ -7,7 +7,9 @@ Megatron's defaults then work as typed: no `--no-gradient-accumulation-fusion`,
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
+import inspect
 import os
 import sys
 import warnings
@@ -15,6 +17,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 
 def install() -> None:
@@ -50,6 +53,12 @@ def install() -> None:
     YarnRotaryEmbedding.__init__ = _on_the_host(YarnRotaryEmbedding.__init__)
     if megatron_versions.HAS_MLA_ROPE_KERNEL:
         MLATransformerConfig.__post_init__ = _without_rope_kernel(MLATransformerConfig.__post_init__)
+    if megatron_versions.NEEDS_TE_FOR_ITS_VERSION and importlib.util.find_spec("transformer_engine") is None:
+        utils.get_te_version = lambda: Version("0.0.0")  # too old for everything
+    if megatron_versions.WRITES_AS_OLD_TORCH:
+        from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+        filesystem_async._write_item = _in_torchs_format(filesystem_async._write_item)
     if megatron_versions.ROUTER_ASKS_FOR_TE_GEMM:
         moe_utils.te_general_gemm = None  # PyTorch's instead
     if megatron_versions.CHECKPOINTS_KNOW_FP8:
@@ -111,6 +120,15 @@ def _rotary_embedding(unfused: Any) -> Any:
         return unfused(t, freqs, rotary_interleaved=interleaved)
 
     return fused
+
+
+def _in_torchs_format(write_item: Any) -> Any:
+    """`_write_item` of torch, called without the format that newer ones want to be told."""
+    from torch.distributed.checkpoint import filesystem
+
+    if "serialization_format" not in inspect.signature(write_item).parameters:
+        return write_item
+    return functools.partial(write_item, serialization_format=filesystem.SerializationFormat.TORCH_SAVE)
 
 
 def _without_rope_kernel(post_init: Any) -> Any:
