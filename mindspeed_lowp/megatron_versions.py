@@ -35,6 +35,9 @@ HAS_JIT_SWITCH = VERSION >= (0, 16)
 # `CheckpointWithoutOutput` has the argument fp8.
 CHECKPOINTS_KNOW_FP8 = VERSION >= (0, 16)
 
+# A recomputed output takes its place by a C++ function that is compiled when it is first needed.
+COMPILES_FOR_RECOMPUTATION = VERSION >= (0, 17)
+
 # The router asks for `moe_utils.te_general_gemm`, which is not defined without Transformer Engine.
 ROUTER_ASKS_FOR_TE_GEMM = VERSION == (0, 16)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import runpy
@@ -27,6 +28,7 @@ MODEL = """
     --micro-batch-size 2 --global-batch-size 2 --lr 1e-3 --eval-iters 0 --eval-interval 1000
     --attention-dropout 0 --hidden-dropout 0 --num-workers 0
 """.split()
+DEADLINE = 230  # seconds until a run that hangs says where, and is ended
 MXFP8 = "--fp8-format e4m3 --fp8-recipe mxfp8".split()
 MOE = "--num-experts 4 --moe-router-topk 2 --moe-grouped-gemm --disable-bias-linear".split()
 
@@ -73,7 +75,7 @@ def train(
         processes.append(_forkserver.Process(target=_run, args=arguments))
         processes[-1].start()
     for process in processes:
-        process.join(timeout=240)
+        process.join(timeout=DEADLINE + 10)
         if process.is_alive():
             process.kill()
             process.join()
@@ -107,6 +109,7 @@ def _run(
     with open(_output(record_path), "w", buffering=1) as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
+        faulthandler.dump_traceback_later(DEADLINE, file=output)
         try:
             _train(record_path, flags, prepare)
         except SystemExit as stop:

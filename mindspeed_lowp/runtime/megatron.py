@@ -63,6 +63,8 @@ def install() -> None:
         moe_utils.te_general_gemm = None  # PyTorch's instead
     if megatron_versions.CHECKPOINTS_KNOW_FP8:
         random.CheckpointWithoutOutput.__init__ = _without_fp8(random.CheckpointWithoutOutput.__init__)
+    if megatron_versions.COMPILES_FOR_RECOMPUTATION:
+        random._get_share_storage = lambda: _restore
     if importlib.util.find_spec("megatron.training") is not None:
         _install_trainer(megatron_versions)
 
@@ -157,6 +159,17 @@ def _without_fp8(init: Any) -> Any:
         init(self, fp8=fp8 or None)
 
     return wrapper
+
+
+def _restore(output: torch.Tensor, recomputed: torch.Tensor) -> None:
+    """Give an output its discarded memory and values again, unseen by autograd, and by a copy.
+
+    What Megatron compiles instead shares the memory. That needs a C++ compiler, and waits for ever behind
+    the lock of a run that was killed while it compiled.
+    """
+    storage = recomputed.untyped_storage()
+    output.untyped_storage().resize_(storage.nbytes())
+    output.untyped_storage().copy_(storage)
 
 
 def _weight_gradient_module() -> ModuleType:

@@ -77,6 +77,41 @@ def test_no_function_is_compiled(emulated) -> None:
     emulated(check_fused_functions)
 
 
+def check_recomputation() -> None:
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.tensor_parallel import random
+    from torch.utils import cpp_extension
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+
+    def compiles(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a C++ function is compiled")
+
+    random.load_inline = cpp_extension.load_inline = cpp_extension.load = compiles
+
+    x = torch.randn(5, 8, dtype=torch.double, requires_grad=True)
+    weight = torch.randn(8, 8, dtype=torch.double, requires_grad=True)
+
+    def loss(recompute: bool) -> torch.Tensor:
+        checkpoint = random.CheckpointWithoutOutput()
+        h = checkpoint.checkpoint(torch.tanh, x) if recompute else torch.tanh(x)
+        y = h.view(8, 5).view(5, 8) @ weight  # saves a view of h
+        if recompute:
+            checkpoint.discard_output_and_register_recompute(y)
+            assert h.untyped_storage().nbytes() == 0
+        return y.square().sum()
+
+    expected = torch.autograd.grad(loss(recompute=False), (x, weight))
+    loss(recompute=True).backward()
+    assert torch.equal(x.grad, expected[0]) and torch.equal(weight.grad, expected[1])
+
+
+def test_recomputed_outputs_return_and_nothing_is_compiled(emulated) -> None:
+    emulated(check_recomputation)
+
+
 def check_split_sizes() -> None:
     from megatron.core.transformer.moe import token_dispatcher
 
