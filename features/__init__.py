@@ -12,6 +12,7 @@ from mindspeed_lowp.features.checkpoint_precision import CheckpointPrecisionFeat
 from mindspeed_lowp.features.checkpoint_tracker import CheckpointTrackerFeature
 from mindspeed_lowp.features.data_path import DataPathFeature
 from mindspeed_lowp.features.delayed_scaling import DelayedScalingFeature
+from mindspeed_lowp.features.expert_resharding import ExpertReshardingFeature
 from mindspeed_lowp.features.fp8_training import FP8TrainingFeature
 from mindspeed_lowp.features.grouped_experts import GroupedExpertsFeature
 from mindspeed_lowp.features.layer_selection import LayerSelectionFeature
@@ -43,8 +44,8 @@ def create_features() -> list[Feature]:
 
 
 def create_bare_megatron_features() -> list[Feature]:
-    """The same, with those that stand in for what MindSpeed brings itself: layers and grouped experts."""
-    return [*create_features(), TransformerImplFeature(), GroupedExpertsFeature()]
+    """The same, with those that stand in for what MindSpeed brings itself, or that it has no part in."""
+    return [*create_features(), TransformerImplFeature(), GroupedExpertsFeature(), ExpertReshardingFeature()]
 
 
 def create_mindspeed_features() -> list[Feature]:

@@ -21,6 +21,9 @@ HAS_GROUPED_MLP = VERSION < (0, 17)
 # its modules is in one class, whose signatures are those of our `TESpecProvider`.
 HAS_REPLACEABLE_TRANSFORMER_ENGINE = VERSION >= (0, 17)
 
+# Checkpoints keep the optimizer's state under parameters' names, whichever of several optimizers has it.
+SAVES_OPTIMIZER_STATE_BY_PARAMETER = VERSION >= (0, 16)
+
 # --- For the runtime.
 
 # Asked whether Transformer Engine is of some version, it imports that.
