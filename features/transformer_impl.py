@@ -19,7 +19,6 @@ _NEEDS_KERNELS: dict[str, tuple] = {
     "cpu_offloading_num_layers": (0,),
     "cross_entropy_fusion_impl": ("native",),
     "cuda_graph_impl": ("none", "local"),
-    "delay_wgrad_compute": (),
     "experimental_attention_variant": (),
     "fine_grained_activation_offloading": (),
     "fused_residual_rmsnorm": (),
@@ -64,6 +63,7 @@ class TransformerImplFeature(Feature):
         if self.is_need_apply(args):
             _check_version(f"--transformer-impl {impl}{origin}")
             _check_needs_no_kernels(args)
+            _check_delayed_weight_gradients(args)
             return
         if impl == "local":
             _check_local_modules(args)
@@ -98,8 +98,27 @@ def _check_local_modules(args: Namespace) -> None:
     if getattr(args, "delay_wgrad_compute", False) and not MINDSPEED_IS_HOST:
         stop(
             "--delay-wgrad-compute: the modules of --transformer-impl local compute weight gradients with "
-            "the rest of backward: leave it out"
+            "the rest of backward: set --transformer-impl transformer_engine, or leave it out"
         )
+
+
+def _check_delayed_weight_gradients(args: Namespace) -> None:
+    """What our modules delay: a recipe's products, as a schedule that overlaps experts asks for them."""
+    flag = "--delay-wgrad-compute"
+    if not getattr(args, "delay_wgrad_compute", False):
+        return
+    if not getattr(args, "overlap_moe_expert_parallel_comm", False):
+        stop(f"{flag} needs --overlap-moe-expert-parallel-comm: add it, or leave {flag} out")
+    if not getattr(args, "fp8", None):
+        stop(
+            f"{flag}: without Transformer Engine only a recipe's weight gradients can be delayed: add "
+            f"--fp8-format e4m3 --fp8-recipe mxfp8, or leave {flag} out"
+        )
+    # Megatron asks for a version of Transformer Engine then.
+    if getattr(args, "overlap_grad_reduce", False):
+        stop(f"{flag} cannot be used with --overlap-grad-reduce: leave one of the two out")
+    if not getattr(args, "gradient_accumulation_fusion", True):
+        stop(f"{flag} cannot be used with --no-gradient-accumulation-fusion: leave one of the two out")
 
 
 def _check_version(flag: str) -> None:

@@ -45,7 +45,6 @@ UNSUPPORTED = (
     "heterogeneous_layers_config_path",
     "hybrid_context_parallel",
     "mtp_num_layers",
-    "overlap_moe_expert_parallel_comm",
     "per_dataset_sequences_path",
     "record_memory_history",
     "sft",
@@ -98,14 +97,22 @@ def model_provider(
     )
 
 
-def forward_step(data_iterator: Iterator, model: torch.nn.Module) -> tuple[torch.Tensor, Callable]:
-    """One micro-batch forward; returns the per-token losses and the function that sums them up."""
+def forward_step(
+    data_iterator: Iterator, model: torch.nn.Module, return_schedule_plan: bool = False
+) -> tuple[Any, Callable]:
+    """One micro-batch forward; returns the per-token losses and the function that sums them up.
+
+    return_schedule_plan: in place of the losses, what computes them (`--overlap-moe-expert-parallel-comm`).
+    """
     timers = get_timers()
     timers("batch-generator", log_level=2).start()
     vp_stage = get_attr_wrapped_model(model, "vp_stage")
     tokens, labels, loss_mask, attention_mask, position_ids = get_batch(data_iterator, vp_stage)
     timers("batch-generator").stop()
-    output = model(tokens, position_ids, attention_mask, labels=labels, loss_mask=loss_mask)
+    forward = model.build_schedule_plan if return_schedule_plan else model
+    output = forward(tokens, position_ids, attention_mask, labels=labels, loss_mask=loss_mask)
+    if return_schedule_plan:
+        return output, partial(loss_func, loss_mask)
     report_saved_bytes(output, model)
     return output, partial(loss_func, loss_mask)
 

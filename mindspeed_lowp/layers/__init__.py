@@ -29,12 +29,13 @@ from mindspeed_lowp.layers.weight_cache import (
     reuse_quantized_weights,
     reused_bytes,
 )
-from mindspeed_lowp.layers.weight_grad import WeightGrad
+from mindspeed_lowp.layers.weight_grad import DelayedWeightGrads, WeightGrad
 
 __all__ = [
     "Choice",
     "Conversion",
     "ConversionError",
+    "DelayedWeightGrads",
     "MXLinear",
     "MXLinearConfig",
     "MoETrainingConfig",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,13 @@ from mindspeed_lowp.layers.checks import check_dtypes, check_recipe
 from mindspeed_lowp.layers.clipping import clipped
 from mindspeed_lowp.layers.kept import pack, unpack
 from mindspeed_lowp.layers.weight_cache import WeightCache, quantize_weights
-from mindspeed_lowp.layers.weight_grad import add_product_to_main_grad, add_to_main_grad, settled_grad
+from mindspeed_lowp.layers.weight_grad import (
+    DelayedWeightGrads,
+    WeightGrad,
+    add_product_to_main_grad,
+    add_to_main_grad,
+    settled_grad,
+)
 from mindspeed_lowp.recipes import Operand, Recipe
 
 
@@ -23,6 +30,7 @@ def lowp_grouped_linear(
     recipe: Recipe,
     *,
     into_main_grad: bool = False,
+    delayed: DelayedWeightGrads | None = None,
     weight_cache: WeightCache | None = None,
 ) -> Tensor:
     """Expert e's rows of x times expert e's weight, the GEMMs quantized as `recipe` says.
@@ -33,6 +41,7 @@ def lowp_grouped_linear(
         are never stacked in high precision.
     tokens_per_expert: E row counts; an expert may have none (its weight's gradient is then exactly zero).
     into_main_grad: add each weight's gradient to its `main_grad` in place of returning it to autograd.
+    delayed: takes the product that gives the weights their gradients, for after backward.
     weight_cache: keeps the quantized weights from call to call, until one of them changes.
     -> [T, N] of x's dtype (of the autocast dtype under autocast).
 
@@ -48,7 +57,14 @@ def lowp_grouped_linear(
         x = x.to(torch.get_autocast_dtype(x.device.type))
     weights_class = _StackedWeights if stacked else _SeparateWeights
     return _LowpGroupedLinear.apply(
-        x, counts, recipe, weights_class, into_main_grad, weight_cache, torch.is_grad_enabled(), *parameters
+        x,
+        counts,
+        recipe,
+        weights_class,
+        WeightGrad(into_main_grad, delayed=delayed),
+        weight_cache,
+        torch.is_grad_enabled(),
+        *parameters,
     )
 
 
@@ -57,7 +73,7 @@ class _LowpGroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, x, counts, recipe, weights_class, into_main_grad, weight_cache, backward_may_come, *parameters
+        ctx, x, counts, recipe, weights_class, weight_grad, weight_cache, backward_may_come, *parameters
     ):
         group_list = torch.tensor(counts, device=x.device).cumsum(0)  # [E]
         rows = x[: sum(counts)]  # [T, K]
@@ -79,9 +95,10 @@ class _LowpGroupedLinear(torch.autograd.Function):
         ctx.save_for_backward(group_list, *pack(kept_x), *pack(w_dgrad), clip_x, *kept_w)
         ctx.counts, ctx.recipe, ctx.weights_class = counts, recipe, weights_class
         ctx.clips_w = clips_w
-        ctx.into_main_grad, ctx.weight_cache = into_main_grad, weight_cache
+        ctx.weight_grad, ctx.weight_cache = weight_grad, weight_cache
         # Not data of backward: the Parameters, whose main_grad is added to and whom the cache knows.
-        ctx.parameters = parameters if into_main_grad or weight_cache is not None else ()
+        by_itself = weight_grad.into_main_grad or weight_grad.delayed is not None or weight_cache is not None
+        ctx.parameters = parameters if by_itself else ()
         ctx.x_rows, ctx.x_dtype, ctx.weight_dtype = len(x), x.dtype, parameters[0].dtype
         return y
 
@@ -113,14 +130,36 @@ class _LowpGroupedLinear(torch.autograd.Function):
                 x_wgrad = recipe.quantize_groups(kept_x, "input", group_list, (-2,))[-2]
             g_wgrad = g_quantized[-2]
             clip_w = kept_w if ctx.clips_w else [None] * len(needs_dw)
-            if ctx.into_main_grad:
-                dw = weights_class.add_to_main_grads(
-                    ctx.parameters, recipe, x_wgrad, g_wgrad, group_list, ctx.counts, clip_w
-                )
+            product = _weight_gradients(ctx, x_wgrad, g_wgrad, group_list, clip_w)
+            if ctx.weight_grad.delayed is None:
+                dw = product()
             else:
-                dw = weights_class.gradients(recipe, x_wgrad, g_wgrad, group_list, ctx.weight_dtype, clip_w)
-            dw = tuple(grad if needed else None for grad, needed in zip(dw, needs_dw, strict=True))
+                ctx.weight_grad.delayed.add(ctx.parameters, product)
         return dx, None, None, None, None, None, None, *dw
+
+
+def _weight_gradients(
+    ctx: Any, x: Operand, g: Operand, group_list: Tensor, clip: Sequence[Tensor | None]
+) -> Callable[[], tuple[Tensor | None, ...]]:
+    """A call of it computes each expert's g [rows, N].T @ x [rows, K], and gives what autograd is to get.
+
+    Does not hold `ctx`.
+    """
+    recipe, weights_class, counts, dtype = ctx.recipe, ctx.weights_class, ctx.counts, ctx.weight_dtype
+    parameters, into_main_grad, needed = (
+        ctx.parameters,
+        ctx.weight_grad.into_main_grad,
+        ctx.needs_input_grad[7:],
+    )
+
+    def product() -> tuple[Tensor | None, ...]:
+        if into_main_grad:
+            grads = weights_class.add_to_main_grads(parameters, recipe, x, g, group_list, counts, clip)
+        else:
+            grads = weights_class.gradients(recipe, x, g, group_list, dtype, clip)
+        return tuple(grad if wanted else None for grad, wanted in zip(grads, needed, strict=True))
+
+    return product
 
 
 class _StackedWeights:

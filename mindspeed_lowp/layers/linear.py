@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,7 +101,8 @@ class _LowpLinear(torch.autograd.Function):
         ctx.recipe, ctx.parallel = recipe, parallel
         ctx.weight_grad, ctx.weight_cache = weight_grad, weight_cache
         # Not data of backward: the Parameter itself, with its main_grad, as the cache knows it.
-        ctx.weight = weight if weight_grad.into_main_grad or weight_cache is not None else None
+        by_itself = weight_grad.into_main_grad or weight_grad.delayed is not None or weight_cache is not None
+        ctx.weight = weight if by_itself else None
         ctx.x_dtype, ctx.weight_dtype = x.dtype, weight.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
         return y
@@ -143,10 +145,11 @@ class _LowpLinear(torch.autograd.Function):
         if needs_dw:
             if gathers:
                 x_wgrad = Operand(*gathering.wait())
-            if ctx.weight_grad.into_main_grad:
-                dw = add_product_to_main_grad(ctx.weight, recipe, g_wgrad.mT, x_wgrad, clip_w)
+            product = _weight_gradient(ctx, g_wgrad.mT, x_wgrad, clip_w)
+            if ctx.weight_grad.delayed is None:
+                (dw,) = product()
             else:
-                dw = clipped(recipe.matmul(g_wgrad.mT, x_wgrad, ctx.weight_dtype), clip_w, recipe, "weight")
+                ctx.weight_grad.delayed.add((ctx.weight,), product)
         db = g.sum(0, dtype=ctx.bias_dtype) if needs_db else None
 
         if reducing is not None:
@@ -154,6 +157,21 @@ class _LowpLinear(torch.autograd.Function):
         if needs_dx:
             dx = clipped(dx, clip_x, recipe, "input")
         return dx, dw, db, None, None, None, None, None
+
+
+def _weight_gradient(
+    ctx: Any, g: Operand, x: Operand, clip_w: Tensor | None
+) -> Callable[[], tuple[Tensor | None]]:
+    """A call of it computes g [N, T] @ x [T, K], and gives what autograd is to get. Does not hold `ctx`."""
+    recipe, weight, dtype = ctx.recipe, ctx.weight, ctx.weight_dtype
+    into_main_grad = ctx.weight_grad.into_main_grad
+
+    def product() -> tuple[Tensor | None]:
+        if into_main_grad:
+            return (add_product_to_main_grad(weight, recipe, g, x, clip_w),)
+        return (clipped(recipe.matmul(g, x, dtype), clip_w, recipe, "weight"),)
+
+    return product
 
 
 def _quantize_weight(

@@ -1,8 +1,8 @@
-"""Where a weight's gradient goes: to autograd, into Megatron's `main_grad`, or to a later time."""
+"""Where a weight's gradient goes, to autograd or into Megatron's `main_grad`, and when."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,25 @@ from torch import Tensor
 
 from mindspeed_lowp.layers.clipping import clipped
 from mindspeed_lowp.recipes import Operand, Recipe
+
+
+class DelayedWeightGrads:
+    """Products that backward left for later: called in its order, each gives its weights their gradients."""
+
+    def __init__(self) -> None:
+        self._products: list[tuple[Sequence[Tensor], Callable[[], Sequence[Tensor | None]]]] = []
+
+    def add(self, weights: Sequence[Tensor], product: Callable[[], Sequence[Tensor | None]]) -> None:
+        """product: gives what autograd would get for each of the weights."""
+        self._products.append((weights, product))
+
+    def compute(self) -> None:
+        """Compute what is left, and add it to the weights' `grad`, as autograd would have."""
+        while self._products:
+            weights, product = self._products.pop(0)
+            for weight, grad in zip(weights, product(), strict=True):
+                if grad is not None:
+                    weight.grad = grad if weight.grad is None else weight.grad + grad
 
 
 @dataclass(frozen=True)
@@ -20,11 +39,14 @@ class WeightGrad:
     later: a list that takes the output gradient [T, N] instead, while it holds fewer than `limit` of them
         (0: always); the caller computes the weight gradient from it afterwards
         (Megatron's defer_embedding_wgrad_compute).
+    delayed: takes the product, its operands quantized, which its owner computes after backward
+        (Megatron's delay_wgrad_compute).
     """
 
     into_main_grad: bool = False
     later: list[Tensor] | None = None
     limit: int = 0
+    delayed: DelayedWeightGrads | None = None
 
     def postpone(self, grad: Tensor) -> bool:
         """Put the output gradient away for later, if that is wanted; says whether it was."""

@@ -25,11 +25,12 @@ from torch.nn import Parameter
 
 from mindspeed_lowp.layers import WeightCache, lowp_grouped_linear
 from mindspeed_lowp.megatron.delayed_scaling import KeepsHistory
+from mindspeed_lowp.megatron.delayed_wgrad import DelaysWeightGrad
 from mindspeed_lowp.megatron.linear import divided
 from mindspeed_lowp.recipes import Divided, Recipe
 
 
-class TEGroupedLinear(KeepsHistory, torch.nn.Module):
+class TEGroupedLinear(DelaysWeightGrad, KeepsHistory, torch.nn.Module):
     """`num_gemms` linears, each for its own run of rows. The token dispatcher does all communication.
 
     recipe: None multiplies in the parameters' precision.
@@ -56,8 +57,6 @@ class TEGroupedLinear(KeepsHistory, torch.nn.Module):
         super().__init__()
         if not is_expert:
             raise ValueError("grouped linears are for experts: is_expert must be True")
-        if config.delay_wgrad_compute:
-            raise ValueError("--delay-wgrad-compute: grouped experts compute it at once; leave the flag out")
         self.config = config
         self.num_gemms = num_gemms
         self.use_bias = bias
@@ -78,7 +77,12 @@ class TEGroupedLinear(KeepsHistory, torch.nn.Module):
                 set_tensor_model_parallel_attributes(bias_parameter, self.bias_is_sharded, 0, 1)
                 torch.nn.init.zeros_(bias_parameter)
                 self.register_parameter(f"bias{index}", bias_parameter)
+        if config.delay_wgrad_compute:
+            self.delay_weight_grads(self._weights())
         self._register_load_state_dict_pre_hook(_join_extra_states)
+
+    def _weights(self) -> list[Parameter]:
+        return [getattr(self, f"weight{index}") for index in range(self.num_gemms)]
 
     def _new_parameter(self, *shape: int) -> Parameter:
         device = "cpu" if self.config.use_cpu_initialization else torch.cuda.current_device()
@@ -107,7 +111,7 @@ class TEGroupedLinear(KeepsHistory, torch.nn.Module):
 
         -> [T, N], and the biases one by one when skip_bias_add leaves them to the caller.
         """
-        weights = [getattr(self, f"weight{index}") for index in range(self.num_gemms)]
+        weights = self._weights()
         if self.recipe is None:
             parts = x.split(list(tokens_per_expert))
             y = torch.cat([F.linear(part, weight) for part, weight in zip(parts, weights, strict=True)])
@@ -119,6 +123,7 @@ class TEGroupedLinear(KeepsHistory, torch.nn.Module):
                 tokens_per_expert,
                 self.recipe,
                 into_main_grad=fused,
+                delayed=self.delayed,
                 weight_cache=self.weight_cache,
             )
         if not self.use_bias:
@@ -132,9 +137,6 @@ class TEGroupedLinear(KeepsHistory, torch.nn.Module):
     def divided_tensors(self) -> Divided:
         other = "grad" if self.partition_dim == 0 else "input"
         return divided("weight", other, group=self._groups.expt_tp)
-
-    def backward_dw(self) -> None:
-        """Nothing is left to do: weight gradients are computed with the rest of backward."""
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None

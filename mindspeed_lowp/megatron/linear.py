@@ -13,7 +13,7 @@ from megatron.core.tensor_parallel.layers import (
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from mindspeed_lowp.layers import TensorParallel, WeightCache, WeightGrad, lowp_linear
+from mindspeed_lowp.layers import DelayedWeightGrads, TensorParallel, WeightCache, WeightGrad, lowp_linear
 from mindspeed_lowp.megatron.delayed_scaling import KeepsHistory
 from mindspeed_lowp.megatron_versions import tensor_parallel_group
 from mindspeed_lowp.recipes import NOT_DIVIDED, Divided, Recipe, Role
@@ -40,11 +40,13 @@ class WithRecipe(KeepsHistory):
 
     recipe: None multiplies in the parameters' precision, by Megatron's own functions.
     quantized_gather: under sequence parallelism, gather the input quantized.
+    delayed: where a recipe's weight gradients are left for after backward.
     """
 
     recipe: Recipe | None = None
     quantized_gather: bool = False
     weight_cache: WeightCache | None = None
+    delayed: DelayedWeightGrads | None = None
 
     @property
     def _forward_impl(self) -> Callable[..., Tensor]:
@@ -98,6 +100,7 @@ class WithRecipe(KeepsHistory):
             into_main_grad=gradient_accumulation_fusion and hasattr(weight, "main_grad"),
             later=grad_output_buffer,
             limit=wgrad_deferral_limit or 0,
+            delayed=self.delayed,
         )
         return lowp_linear(
             input,

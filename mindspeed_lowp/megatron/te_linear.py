@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import Parameter
 
+from mindspeed_lowp.megatron.delayed_wgrad import DelaysWeightGrad
 from mindspeed_lowp.megatron.linear import (
     LowpColumnParallelLinear,
     LowpRowParallelLinear,
@@ -35,7 +36,7 @@ from mindspeed_lowp.megatron.te_norm import new_norm_parameters, normalize
 from mindspeed_lowp.recipes import NOT_DIVIDED, Divided
 
 
-class TELinear(WithRecipe, torch.nn.Module):
+class TELinear(DelaysWeightGrad, WithRecipe, torch.nn.Module):
     """A linear whose whole weight every tensor-parallel rank has: for down-projections, which are narrow.
 
     parallel_mode: "duplicated" or None; the others are classes of their own.
@@ -90,6 +91,8 @@ class TELinear(WithRecipe, torch.nn.Module):
             if not is_expert:
                 # Under sequence parallelism each rank's gradient is that of its own rows.
                 parameter.sequence_parallel = config.sequence_parallel
+        if config.delay_wgrad_compute:
+            self.delay_weight_grads([self.weight])
         self._register_load_state_dict_pre_hook(
             lambda state_dict, prefix, *_: state_dict.setdefault(f"{prefix}_extra_state")
         )
@@ -111,9 +114,6 @@ class TELinear(WithRecipe, torch.nn.Module):
         rows_differ = self.config.sequence_parallel and not self.is_expert
         return divided("input", "grad", group=self.tp_group) if rows_differ else NOT_DIVIDED
 
-    def backward_dw(self) -> None:
-        """Nothing is left to do: weight gradients are computed with the rest of backward."""
-
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None
     ) -> dict:
@@ -128,7 +128,7 @@ class TELinear(WithRecipe, torch.nn.Module):
         )
 
 
-class TEColumnParallelLinear(LowpColumnParallelLinear):
+class TEColumnParallelLinear(DelaysWeightGrad, LowpColumnParallelLinear):
     """Output features divided over the tensor-parallel group; the output is not gathered."""
 
     def __init__(
@@ -160,6 +160,8 @@ class TEColumnParallelLinear(LowpColumnParallelLinear):
             tp_comm_buffer_name=tp_comm_buffer_name,
             tp_group=tp_group,
         )
+        if config.delay_wgrad_compute:
+            self.delay_weight_grads([self.weight])
 
 
 class TELayerNormColumnParallelLinear(TEColumnParallelLinear):
@@ -215,7 +217,7 @@ class TELayerNormColumnParallelLinear(TEColumnParallelLinear):
         )
 
 
-class TERowParallelLinear(LowpRowParallelLinear):
+class TERowParallelLinear(DelaysWeightGrad, LowpRowParallelLinear):
     """Input features divided over the tensor-parallel group, over which the output is summed."""
 
     def __init__(
@@ -247,6 +249,8 @@ class TERowParallelLinear(LowpRowParallelLinear):
             tp_comm_buffer_name=tp_comm_buffer_name,
             tp_group=tp_group,
         )
+        if config.delay_wgrad_compute:
+            self.delay_weight_grads([self.weight])
 
 
 def _check(config: ModelParallelConfig, **options: bool) -> None:
@@ -254,7 +258,7 @@ def _check(config: ModelParallelConfig, **options: bool) -> None:
     for option, is_set in options.items():
         if is_set:
             raise ValueError(f"Transformer Engine's linears do not support {option}: leave it out")
-    for flag in ("delay_wgrad_compute", "tp_comm_overlap", "symmetric_ar_type"):
+    for flag in ("tp_comm_overlap", "symmetric_ar_type"):
         if getattr(config, flag, None):
             raise ValueError(f"--{flag.replace('_', '-')} needs Transformer Engine's kernels: leave it out")
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+DELAY = "--delay-wgrad-compute --overlap-moe-expert-parallel-comm --transformer-impl transformer_engine"
+
 
 @pytest.mark.parametrize(
     ("flags", "message"),
@@ -25,15 +27,32 @@ import pytest
         (
             "--delay-wgrad-compute",
             "--delay-wgrad-compute: the modules of --transformer-impl local compute weight gradients with "
-            "the rest of backward: leave it out",
+            "the rest of backward: set --transformer-impl transformer_engine, or leave it out",
         ),
         (
             "--delay-wgrad-compute --transformer-impl transformer_engine",
-            "--delay-wgrad-compute needs the kernels of Transformer Engine, which is not installed: leave "
-            "it out (the modules of --transformer-impl transformer_engine are here, without them)",
+            "--delay-wgrad-compute needs --overlap-moe-expert-parallel-comm: add it, or leave "
+            "--delay-wgrad-compute out",
+        ),
+        (
+            f"{DELAY} --overlap-grad-reduce",
+            "--delay-wgrad-compute cannot be used with --overlap-grad-reduce: leave one of the two out",
+        ),
+        (
+            f"{DELAY} --no-gradient-accumulation-fusion",
+            "--delay-wgrad-compute cannot be used with --no-gradient-accumulation-fusion: leave one of the "
+            "two out",
         ),
     ],
 )
-@pytest.mark.parametrize("precision", ["--bf16", "--bf16 --fp8-format e4m3 --fp8-recipe mxfp8"])
-def test_refusals_say_what_to_change(stops, precision, flags, message):
-    assert stops(f"{precision} {flags}") == f"error: {message}"
+def test_refusals_say_what_to_change(stops, flags, message):
+    assert stops(f"--bf16 --fp8-format e4m3 --fp8-recipe mxfp8 {flags}") == f"error: {message}"
+    if "--overlap-moe-expert-parallel-comm" not in flags:
+        assert stops(f"--bf16 {flags}") == f"error: {message}"
+
+
+def test_there_is_nothing_to_delay_without_a_recipe(stops):
+    assert stops(f"--bf16 {DELAY}") == (
+        "error: --delay-wgrad-compute: without Transformer Engine only a recipe's weight gradients can be "
+        "delayed: add --fp8-format e4m3 --fp8-recipe mxfp8, or leave --delay-wgrad-compute out"
+    )

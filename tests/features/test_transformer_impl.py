@@ -86,7 +86,6 @@ def test_megatron_is_left_as_it_was_found(parse):
     "flag",
     [
         "--tp-comm-overlap",
-        "--delay-wgrad-compute",
         "--cpu-offloading-num-layers 1",
         "--fine-grained-activation-offloading",
         "--qk-clip",

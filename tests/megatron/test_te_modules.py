@@ -231,7 +231,7 @@ def test_options_that_the_linears_do_not_have(kind, options, named):
 
 
 @pytest.mark.parametrize("kind", LINEARS)
-@pytest.mark.parametrize("flag", ["delay_wgrad_compute", "tp_comm_overlap"])
+@pytest.mark.parametrize("flag", ["tp_comm_overlap"])
 def test_linears_name_the_flag_that_they_cannot_honour(kind, flag):
     config = make_config()
     setattr(config, flag, True)
