@@ -12,6 +12,7 @@ from mindspeed_lowp.features.checkpoint_precision import CheckpointPrecisionFeat
 from mindspeed_lowp.features.checkpoint_tracker import CheckpointTrackerFeature
 from mindspeed_lowp.features.data_path import DataPathFeature
 from mindspeed_lowp.features.delayed_scaling import DelayedScalingFeature
+from mindspeed_lowp.features.expert_norm_names import ExpertNormNamesFeature
 from mindspeed_lowp.features.expert_resharding import ExpertReshardingFeature
 from mindspeed_lowp.features.fp8_training import FP8TrainingFeature
 from mindspeed_lowp.features.grouped_experts import GroupedExpertsFeature
@@ -45,7 +46,13 @@ def create_features() -> list[Feature]:
 
 def create_bare_megatron_features() -> list[Feature]:
     """The same, with those that stand in for what MindSpeed brings itself, or that it has no part in."""
-    return [*create_features(), TransformerImplFeature(), GroupedExpertsFeature(), ExpertReshardingFeature()]
+    return [
+        *create_features(),
+        TransformerImplFeature(),
+        GroupedExpertsFeature(),
+        ExpertNormNamesFeature(),
+        ExpertReshardingFeature(),
+    ]
 
 
 def create_mindspeed_features() -> list[Feature]:

@@ -1,8 +1,12 @@
 """Checkpoints of low-precision training: resumed to the bit, and exchanged with other kinds of layers."""
 
+import functools
+import io
+
 import pytest
 import torch
 
+from ..checkpoint import assert_same, contents
 from ..trainer import MOE, MXFP8, succeeded, train
 
 DEFER = ["--mxfp8-defer-backward-quant"]
@@ -10,6 +14,8 @@ DELAYED = ["--fp8-format", "hybrid", "--fp8-recipe", "delayed"]
 DELAYED += ["--fp8-amax-history-len", "4", "--fp8-amax-compute-algo", "max"]
 EVALUATION = ["--eval-interval", "3", "--eval-iters", "2"]  # whose magnitudes must not count
 SEQUENTIAL = [flag for flag in MOE if flag != "--moe-grouped-gemm"]
+REUSE = ["--fp8-reuse-quantized-weight"]
+TE = ["--transformer-impl", "transformer_engine"]
 SAVE = ["--save", "checkpoint", "--save-interval", "3"]
 LOAD = ["--load", "checkpoint"]
 
@@ -71,3 +77,60 @@ def test_grouped_and_sequential_experts_read_each_others_checkpoints(tmp_path, f
     a = grouped.last[prefix + "linear_fc1.weight2"]
     b = sequential.last[prefix + "local_experts.2.linear_fc1.weight"]
     torch.testing.assert_close(a, b, rtol=0.02, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "variants"),
+    [
+        # The norm of all gradients, which clips them, is summed in another order by the other modules.
+        pytest.param(["--clip-grad", "0"], [DEFER, REUSE, [*DEFER, *REUSE], TE], id="dense"),
+        pytest.param([*MOE, "--clip-grad", "0"], [DEFER, [*DEFER, *REUSE]], id="moe"),
+        pytest.param(["--ckpt-fully-parallel-save"], [["--async-save"]], id="asynchronous"),
+    ],
+)
+def test_the_checkpoint_is_the_same_however_it_came_about(tmp_path, flags, variants):
+    flags = [*MXFP8, *flags, "--train-iters", "3", "--global-batch-size", "4", "--save-interval", "3"]
+    saved = []
+    for number, variant in enumerate([[], *variants]):
+        succeeded(train(tmp_path, [*flags, *variant, "--save", str(number)]))
+        saved.append(contents(tmp_path / str(number) / "iter_0000003"))
+        assert_same(saved[-1], saved[0], str(variant))
+
+
+def leave_extra_states(state, model):
+    """As Transformer Engine does for every linear and every attention."""
+    from mindspeed_lowp.megatron.delayed_scaling import KeepsHistory
+    from mindspeed_lowp.megatron.te_attention import TEDotProductAttention
+
+    KeepsHistory.get_extra_state = TEDotProductAttention.get_extra_state = lambda self: state
+
+
+@pytest.mark.parametrize(
+    ("ckpt_format", "state"),
+    [
+        ("torch_dist", io.BytesIO(b"amax history")),
+        ("torch_dist", torch.zeros(7, dtype=torch.uint8)),
+        ("torch", torch.zeros(7, dtype=torch.uint8)),
+    ],
+    ids=["torch_dist-older", "torch_dist", "torch"],
+)
+def test_extra_states_of_transformer_engine_are_passed_over(tmp_path, ckpt_format, state):
+    flags = [*TE, "--ckpt-format", ckpt_format, "--clip-grad", "0"]
+    save = ["--train-iters", "1", "--save-interval", "1", "--save"]
+    succeeded(train(tmp_path, [*flags, *save, "own"]))
+    leave = functools.partial(leave_extra_states, state)
+    succeeded(train(tmp_path, [*flags, *save, "foreign"], prepare=leave))
+    if ckpt_format == "torch":
+        file = tmp_path / "foreign" / "iter_0000001" / "mp_rank_00" / "model_optim_rng.pt"
+        saved = torch.load(file, weights_only=False)["model"]
+    else:
+        saved = contents(tmp_path / "foreign" / "iter_0000001")
+    kept = [value for key, value in saved.items() if "_extra_state" in key and value is not None]
+    assert len(kept) == (10 if ckpt_format == "torch" else 8)  # of every linear, of attentions in the former
+    assert all(("BytesIO" if isinstance(state, io.BytesIO) else "uint8") in str(value) for value in kept)
+    resume = [*DELAYED, *flags, "--train-iters", "3", "--override-opt_param-scheduler", "--load"]
+    [expected] = succeeded(train(tmp_path, [*resume, "own"]))
+    # In the format torch, the names of parameters are those of the modules.
+    for modules in [TE] if ckpt_format == "torch" else [TE, ["--transformer-impl", "local"]]:
+        [resumed] = succeeded(train(tmp_path, [*resume, "foreign", *modules]))
+        assert len(expected.losses) == 2 and resumed.losses == expected.losses

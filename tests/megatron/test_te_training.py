@@ -17,7 +17,8 @@ SEQUENTIAL = [flag for flag in MOE if flag != "--moe-grouped-gemm"]
 RECOMPUTE = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".split()
 # Norms by their names in local layers; those before experts keep theirs.
 NORMS = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
-NORMS_BEFORE_MLP = {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
+BEFORE_MLP = ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
+NORMS_BEFORE_MLP = dict([BEFORE_MLP])
 
 
 def run_both(folder, flags, ranks=1):
@@ -76,22 +77,24 @@ def test_two_ranks_train_like_the_local_modules(tmp_path, flags, experts):
         assert_equal(local, te, experts)
 
 
+@pytest.mark.parametrize("experts", [[], MOE], ids=["dense", "experts"])
 @pytest.mark.parametrize(("first", "second"), [(LOCAL, TE), (TE, LOCAL)], ids=["local-first", "te-first"])
-def test_checkpoints_move_between_the_implementations(tmp_path, first, second):
+def test_checkpoints_move_between_the_implementations(tmp_path, first, second, experts):
     save = ["--save", "checkpoint", "--save-interval", "3"]
-    [through] = succeeded(train(tmp_path, [*MXFP8, *first, "--train-iters", "6", *save]))
+    [through] = succeeded(train(tmp_path, [*MXFP8, *experts, *first, "--train-iters", "6", *save]))
     (tmp_path / "checkpoint" / "latest_checkpointed_iteration.txt").write_text("3")
     resume = ["--train-iters", "6", "--load", "checkpoint", "--save", "resumed", "--save-interval", "6"]
-    [resumed] = succeeded(train(tmp_path, [*MXFP8, *second, *resume]))
+    [resumed] = succeeded(train(tmp_path, [*MXFP8, *experts, *second, *resume]))
     assert len(resumed.losses) == 3
     through.losses = through.losses[3:]
     through.first = resumed.first = {}
-    assert_equal(*((through, resumed) if first is LOCAL else (resumed, through)))
+    assert_equal(*((through, resumed) if first is LOCAL else (resumed, through)), bool(experts))
     entries = [
         FileSystemReader(tmp_path / folder / "iter_0000006").read_metadata().state_dict_metadata.keys()
         for folder in ("checkpoint", "resumed")
     ]
-    assert entries[0] == entries[1]
+    as_local = [{key.replace(*BEFORE_MLP) if experts else key for key in keys} for keys in entries]
+    assert as_local[0] == as_local[1]
     assert "decoder.layers.self_attention.linear_qkv.layer_norm_weight" in entries[0]
 
 
