@@ -31,18 +31,23 @@ class Way:
 
     regroups: other tokens or features share a block or a scale than in the undivided run, so the losses are
         near to each other and no more.
+    refused: the recipes with which the run stops at its start.
     """
 
     flags: str
     ranks: int = 1
     models: tuple[str, ...] = ("dense", "moe")
     regroups: bool = False
+    refused: tuple[str, ...] = ()
 
 
-_MOE = ("moe",)
+_DENSE, _MOE = ("dense",), ("moe",)
+_OVERLAPPED = (
+    "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm"
+)
 WAYS = {
     "undivided": Way(""),
-    "TP 2": Way("--tensor-model-parallel-size 2", 2, ("dense",)),
+    "TP 2": Way("--tensor-model-parallel-size 2", 2, _DENSE),
     "TP 2, SP": Way("--tensor-model-parallel-size 2 --sequence-parallel", 2),
     "PP 2": Way("--pipeline-model-parallel-size 2", 2),
     "PP 2, interleaved": Way("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1", 2),
@@ -54,6 +59,14 @@ WAYS = {
     ),
     "EP 2, allgather": Way(
         "--expert-model-parallel-size 2 --moe-token-dispatcher-type allgather", 2, _MOE, regroups=True
+    ),
+    "EP 2, overlapped": Way(_OVERLAPPED, 2, _MOE, regroups=True),
+    "EP 2, overlapped, weight gradients delayed": Way(
+        f"{_OVERLAPPED} --delay-wgrad-compute --transformer-impl transformer_engine",
+        2,
+        _MOE,
+        regroups=True,
+        refused=("bf16",),
     ),
     "TP 2, SP, EP 2": Way(
         "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2 "
@@ -74,5 +87,18 @@ WAYS = {
         "--recompute-granularity full --recompute-method block --recompute-num-layers 2"
     ),
     "selective recomputation": Way("--recompute-activations"),
+    "recomputation of norms and MLPs": Way(
+        "--recompute-granularity selective --recompute-modules layernorm mlp", models=_DENSE
+    ),
+    "recomputation of norms and experts' activations": Way(
+        "--recompute-granularity selective --recompute-modules layernorm moe_act", models=_MOE
+    ),
     "gradients not fused": Way("--no-gradient-accumulation-fusion"),
+    "CP 2": Way("--context-parallel-size 2", 2, refused=tuple(RECIPES)),
+    "weight gradients delayed, experts not overlapped": Way(
+        "--delay-wgrad-compute --transformer-impl transformer_engine", refused=tuple(RECIPES)
+    ),
+    "asynchronous save in the format torch": Way(
+        "--async-save --ckpt-format torch --save saved --save-interval 1", refused=tuple(RECIPES)
+    ),
 }
