@@ -6,7 +6,6 @@ command-line arguments.
 
 from __future__ import annotations
 
-from mindspeed_lowp.features.async_save import AsyncSaveFeature
 from mindspeed_lowp.features.base import Feature
 from mindspeed_lowp.features.checkpoint_precision import CheckpointPrecisionFeature
 from mindspeed_lowp.features.checkpoint_tracker import CheckpointTrackerFeature
@@ -16,6 +15,7 @@ from mindspeed_lowp.features.expert_norm_names import ExpertNormNamesFeature
 from mindspeed_lowp.features.expert_resharding import ExpertReshardingFeature
 from mindspeed_lowp.features.fp8_training import FP8TrainingFeature
 from mindspeed_lowp.features.grouped_experts import GroupedExpertsFeature
+from mindspeed_lowp.features.late_failures import LateFailuresFeature
 from mindspeed_lowp.features.layer_selection import LayerSelectionFeature
 from mindspeed_lowp.features.mindspeed_layers import MindSpeedLayersFeature
 from mindspeed_lowp.features.mxfp8_defer_backward_quant import MXFP8DeferBackwardQuantFeature
@@ -38,7 +38,7 @@ def create_features() -> list[Feature]:
         DelayedScalingFeature(),
         QATFeature(),
         DataPathFeature(),
-        AsyncSaveFeature(),
+        LateFailuresFeature(),
         CheckpointPrecisionFeature(),
         CheckpointTrackerFeature(),
     ]

@@ -87,13 +87,16 @@ WAYS = {
         "--recompute-granularity full --recompute-method block --recompute-num-layers 2"
     ),
     "selective recomputation": Way("--recompute-activations"),
-    "recomputation of norms and MLPs": Way(
-        "--recompute-granularity selective --recompute-modules layernorm mlp", models=_DENSE
+    "recomputation of norms and attention": Way(
+        "--recompute-granularity selective --recompute-modules layernorm core_attn"
     ),
     "recomputation of norms and experts' activations": Way(
         "--recompute-granularity selective --recompute-modules layernorm moe_act", models=_MOE
     ),
     "gradients not fused": Way("--no-gradient-accumulation-fusion"),
+    "recomputation of MLPs with biases": Way(
+        "--recompute-granularity selective --recompute-modules mlp", models=_DENSE, refused=tuple(RECIPES)
+    ),
     "CP 2": Way("--context-parallel-size 2", 2, refused=tuple(RECIPES)),
     "weight gradients delayed, experts not overlapped": Way(
         "--delay-wgrad-compute --transformer-impl transformer_engine", refused=tuple(RECIPES)

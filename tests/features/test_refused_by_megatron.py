@@ -13,6 +13,11 @@ DELAY = "--delay-wgrad-compute --overlap-moe-expert-parallel-comm --transformer-
             "--async-save cannot be used with --ckpt-format torch: set --ckpt-format torch_dist",
         ),
         (
+            "--recompute-granularity selective --recompute-modules layernorm mlp",
+            "--recompute-modules mlp: Megatron's backward never ends where MLPs have biases: add "
+            "--disable-bias-linear, or leave mlp out",
+        ),
+        (
             "--context-parallel-size 2",
             "--context-parallel-size 2: the attention of --transformer-impl local does not divide a "
             "sequence: leave it out; --sequence-parallel with --tensor-model-parallel-size divides "

@@ -84,7 +84,7 @@ names = [type(feature).__name__ for feature in manager.FEATURES_LIST]
 assert all(isinstance(feature, MindSpeedFeature) for feature in manager.FEATURES_LIST)
 assert names == ["HostFeature", "LayerSelectionFeature", "MXFP8DeferBackwardQuantFeature",
                  "ReuseQuantizedWeightFeature", "QuantizedAllGatherFeature", "FP8TrainingFeature",
-                 "DelayedScalingFeature", "QATFeature", "DataPathFeature", "AsyncSaveFeature",
+                 "DelayedScalingFeature", "QATFeature", "DataPathFeature", "LateFailuresFeature",
                  "CheckpointPrecisionFeature", "CheckpointTrackerFeature", "MindSpeedLayersFeature"], names
 """
 
