@@ -43,15 +43,16 @@ class Comparison:
             runs = self._train(model, WAYS[way], RECIPES[recipe].split())
             failed = next((run for run in runs if run.exit_code != 0), None)
             losses = next((run.losses for run in runs if run.losses), [])
-            refusal = re.findall("^error: (.*)", failed.output, re.MULTILINE) if failed else []
+            refusal = re.search("^error: (.*)", failed.output, re.MULTILINE) if failed else None
             self.results[key] = {
                 "losses": losses,
                 "saved": [_saved_bytes(run) for run in runs],
                 "failure": failed and failed.output[-2000:],
-                "refusal": refusal[0] if refusal else None,
+                "refusal": refusal and refusal[1],
             }
             self.results_path.write_text(json.dumps(self.results, indent=1))
-            print(f"{key}: {(refusal or 'failed') if failed else losses[-1]}", flush=True)
+            outcome = ("refused" if refusal else "FAILED") if failed else losses[-1]
+            print(f"{key}: {outcome}", flush=True)
         return self.results[key]
 
     def _train(self, model: str, way: Way, recipe: list[str]) -> list[Run]:
