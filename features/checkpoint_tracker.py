@@ -42,15 +42,30 @@ def read_metadata_wrapper(read_metadata: Callable[[str], tuple[int, bool]]) -> C
 def _mend(tracker: Path) -> None:
     from megatron.training import print_rank_0
 
-    latest = max(tracker.parent.glob("iter_*"), key=_last_change, default=None)
-    if latest is None:
+    # Not those that an asynchronous save is still writing, nor copies under other names.
+    complete = [
+        (when, folder)
+        for folder in tracker.parent.glob("iter_*")
+        if _number(folder).isdigit() and (when := _completed(folder)) is not None
+    ]
+    if not complete:
         return
-    iteration = int(latest.name.removeprefix("iter_"))
+    _, latest = max(complete)
     print_rank_0(f"{tracker} is empty: a run was stopped while writing it; the latest checkpoint is {latest}")
     written = tracker.with_suffix(f".{os.getpid()}")  # every rank may come here: each writes the same
-    written.write_text(str(iteration))
+    written.write_text(str(int(_number(latest))))
     written.replace(tracker)
 
 
-def _last_change(folder: Path) -> float:
-    return max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
+def _number(folder: Path) -> str:
+    return folder.name.removeprefix("iter_")
+
+
+def _completed(folder: Path) -> float | None:
+    """When the checkpoint became complete; None when nothing says so.
+
+    `torch_dist` writes metadata.json last. `torch` has no such file, but does not save asynchronously.
+    """
+    last = folder / "metadata.json"
+    files = [last] if last.is_file() else list(folder.glob("mp_rank_*/*.pt"))
+    return max((file.stat().st_mtime for file in files), default=None)
