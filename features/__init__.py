@@ -19,6 +19,7 @@ from mindspeed_lowp.features.late_failures import LateFailuresFeature
 from mindspeed_lowp.features.layer_selection import LayerSelectionFeature
 from mindspeed_lowp.features.mindspeed_layers import MindSpeedLayersFeature
 from mindspeed_lowp.features.mxfp8_defer_backward_quant import MXFP8DeferBackwardQuantFeature
+from mindspeed_lowp.features.optimizer_order import OptimizerOrderFeature
 from mindspeed_lowp.features.qat import QATFeature
 from mindspeed_lowp.features.quantized_all_gather import QuantizedAllGatherFeature
 from mindspeed_lowp.features.reuse_quantized_weight import ReuseQuantizedWeightFeature
@@ -52,6 +53,7 @@ def create_bare_megatron_features() -> list[Feature]:
         GroupedExpertsFeature(),
         ExpertNormNamesFeature(),
         ExpertReshardingFeature(),
+        OptimizerOrderFeature(),
     ]
 
 

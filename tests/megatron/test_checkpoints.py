@@ -64,6 +64,19 @@ def test_a_bf16_checkpoint_continues_in_mxfp8_and_back(tmp_path):
     assert all(torch.equal(mxfp8.last[name], parameter) for name, parameter in back.first.items())
 
 
+def test_a_distributed_optimizer_is_not_taken_for_one_of_other_modules(tmp_path):
+    flags = [*MXFP8, "--use-distributed-optimizer", "--clip-grad", "0", "--train-iters", "2"]
+    [through] = succeeded(train(tmp_path, [*flags, "--save", "checkpoint", "--save-interval", "1"]))
+    (tmp_path / "checkpoint" / "latest_checkpointed_iteration.txt").write_text("1")
+    [refused] = train(tmp_path, [*flags, *TE, *LOAD])
+    assert refused.exit_code == 1 and "error: with --transformer-impl transformer_engine: " in refused.output
+    # What the message advises: the same state by parameter, which any modules can load.
+    again = [*LOAD, "--save", "again", "--save-interval", "3", "--dist-ckpt-optim-fully-reshardable"]
+    succeeded(train(tmp_path, [*flags, "--override-opt_param-scheduler", *again, "--train-iters", "1"]))
+    [resumed] = succeeded(train(tmp_path, [*flags, *TE, "--override-opt_param-scheduler", "--load", "again"]))
+    assert resumed.losses == through.losses[1:]
+
+
 @pytest.mark.parametrize("first", ["grouped", "sequential"])
 def test_grouped_and_sequential_experts_read_each_others_checkpoints(tmp_path, first):
     kinds = {"grouped": MOE, "sequential": SEQUENTIAL}

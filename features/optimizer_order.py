@@ -1,0 +1,84 @@
+"""A distributed optimizer's state that is not by parameter goes back into the modules that it came from.
+
+By default Megatron saves it as flat buffers, which hold the parameters in the order of the model's modules.
+Modules with the same parameters in another order can load them as well: each parameter gets others' values.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+from mindspeed_lowp.features.base import Feature
+from mindspeed_lowp.features.command_line import stop
+
+# The arguments that decide upon the order, and upon which buffer an expert is in.
+_ORDER = ("transformer_impl", "moe_grouped_gemm", "expert_model_parallel_size")
+
+
+class OptimizerOrderFeature(Feature):
+    """Always on: there is nothing to choose."""
+
+    def __init__(self) -> None:
+        super().__init__("optimizer-order", optimization_level=0)
+
+    def register_patches(self, patch_manager: Any, args: Namespace) -> None:
+        name = "megatron.training.checkpointing._load_base_checkpoint"
+        patch_manager.register_patch(name, load_base_checkpoint_wrapper)
+
+
+def load_base_checkpoint_wrapper(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Look at what the checkpoint says of itself, before its tensors are loaded."""
+    signature = inspect.signature(load)
+
+    @functools.wraps(load)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        result = load(*args, **kwargs)
+        called = signature.bind(*args, **kwargs).arguments
+        # Megatron's first look is for arguments to take over, before the processes know each other.
+        if result[0] and called.get("rank0") and torch.distributed.is_initialized():
+            check_order(result[0], called["args"])
+        return result
+
+    return wrapper
+
+
+def check_order(state: dict, args: Namespace) -> None:
+    """Stop where the optimizer's state would be loaded, and is in another order.
+
+    state: what a checkpoint has besides tensors.
+    args: the arguments of this run.
+    """
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    saved, kind = state.get("args"), (state.get("content_metadata") or {}).get("distrib_optim_sharding_type")
+    if (
+        saved is None
+        or kind is None
+        or kind in DistributedOptimizer.checkpoint_fully_reshardable_formats
+        or not args.use_distributed_optimizer
+        or args.finetune
+        or args.no_load_optim
+    ):
+        return
+    for argument in _ORDER:
+        before, now = _typed(saved, argument), _typed(args, argument)
+        if before != now:
+            stop(
+                f"{now}: the optimizer's state in this checkpoint can only be loaded {before}. Do that; or "
+                "do it once, with --save and --dist-ckpt-optim-fully-reshardable, for a checkpoint that does "
+                "not depend on it; or leave the optimizer's state behind with --no-load-optim"
+            )
+
+
+def _typed(args: Namespace, argument: str) -> str:
+    """The argument as a user types it: `with --flag value`, or `without --flag`."""
+    value, flag = getattr(args, argument, None), f"--{argument.replace('_', '-')}"
+    if not value:
+        return f"without {flag}"
+    return f"with {flag}" if value is True else f"with {flag} {value}"
