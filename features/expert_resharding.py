@@ -64,6 +64,10 @@ def redistributed(state_dict: dict, optimizers: list) -> dict:
 
 def _give_settings(state: dict, saved: list[dict], optimizer: Any) -> None:
     """Fill in all of one optimizer's state that is not by parameter, from the optimizers that were saved."""
+    if "optimizer" not in saved[0]:  # in fp32, a state is torch's own and nothing around it
+        whole = {"optimizer": state}
+        _give_settings(whole, [{"optimizer": part} for part in saved], optimizer)
+        return
     groups = [group for part in saved for group in part["optimizer"]["param_groups"]]
     inner = state.setdefault("optimizer", {})
     current = optimizer.optimizer.param_groups
