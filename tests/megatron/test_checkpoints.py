@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ..checkpoint import assert_same, contents
+from ..parallelism import RECIPES
 from ..trainer import MOE, MXFP8, succeeded, train
 
 DEFER = ["--mxfp8-defer-backward-quant"]
@@ -20,20 +21,30 @@ SAVE = ["--save", "checkpoint", "--save-interval", "3"]
 LOAD = ["--load", "checkpoint"]
 
 
-def start(folder, flags):
+def start(folder, flags, ranks=1):
     """Six steps with a checkpoint after three; afterwards the checkpoint counts as the latest."""
-    [run] = succeeded(train(folder, [*flags, "--train-iters", "6", *SAVE]))
+    run, *_ = succeeded(train(folder, [*flags, "--train-iters", "6", *SAVE], ranks))
     (folder / "checkpoint" / "latest_checkpointed_iteration.txt").write_text("3")
     return run
 
 
 @pytest.mark.parametrize(
-    "flags", [[], ["--use-distributed-optimizer"], MOE], ids=["dense", "distributed-optimizer", "moe"]
+    ("flags", "ranks"),
+    [
+        pytest.param([], 1, id="dense"),
+        pytest.param(["--use-distributed-optimizer"], 1, id="distributed-optimizer"),
+        pytest.param(MOE, 1, id="moe"),
+        pytest.param(
+            "--ckpt-format torch --tensor-model-parallel-size 2 --use-distributed-optimizer".split(),
+            2,
+            id="torch-format",
+        ),
+    ],
 )
-def test_resumed_training_is_the_same_to_the_bit(tmp_path, flags):
-    through = start(tmp_path, [*MXFP8, *flags])
+def test_resumed_training_is_the_same_to_the_bit(tmp_path, flags, ranks):
+    through = start(tmp_path, [*MXFP8, *flags], ranks)
     # Deferral is a matter of memory: the checkpoint is the same.
-    [resumed] = succeeded(train(tmp_path, [*MXFP8, *DEFER, *flags, "--train-iters", "6", *LOAD]))
+    resumed, *_ = succeeded(train(tmp_path, [*MXFP8, *DEFER, *flags, "--train-iters", "6", *LOAD], ranks))
     assert len(through.losses) == 6 and resumed.losses == through.losses[3:]
     for name, parameter in through.last.items():
         assert torch.equal(parameter, resumed.last[name]), name
@@ -53,15 +64,25 @@ def test_the_history_of_delayed_scaling_is_resumed_too(tmp_path, experts):
     assert other.losses != resumed.losses
 
 
-def test_a_bf16_checkpoint_continues_in_mxfp8_and_back(tmp_path):
+@pytest.mark.parametrize(
+    ("recipe", "precision"),
+    [
+        pytest.param("mxfp8, deferred", "mxfp8 (e4m3)"),
+        pytest.param("mxfp8-32x32", "mxfp8-32x32 (e4m3)", marks=pytest.mark.slow),
+        pytest.param("blockwise", "blockwise (e4m3)", marks=pytest.mark.slow),
+        pytest.param("hif8", "hif8 (hif8)", marks=pytest.mark.slow),
+        pytest.param("delayed", "delayed (hybrid)"),
+    ],
+)
+def test_a_bf16_checkpoint_continues_in_any_recipe_and_back(tmp_path, recipe, precision):
     through = start(tmp_path, [])
-    [mxfp8] = succeeded(train(tmp_path, [*MXFP8, "--train-iters", "6", *LOAD, *SAVE]))
-    assert mxfp8.output.count("the checkpoint was trained in bf16; it continues in mxfp8 (e4m3)\n") == 1
-    assert mxfp8.losses != through.losses[3:]
-    torch.testing.assert_close(mxfp8.losses, through.losses[3:], rtol=0.01, atol=0)
+    [lowp] = succeeded(train(tmp_path, [*RECIPES[recipe].split(), "--train-iters", "6", *LOAD, *SAVE]))
+    assert lowp.output.count(f"the checkpoint was trained in bf16; it continues in {precision}\n") == 1
+    assert lowp.losses != through.losses[3:]
+    torch.testing.assert_close(lowp.losses, through.losses[3:], rtol=0.01, atol=0)
     [back] = succeeded(train(tmp_path, ["--train-iters", "7", "--override-opt_param-scheduler", *LOAD]))
-    assert back.output.count("the checkpoint was trained in mxfp8 (e4m3); it continues in bf16\n") == 1
-    assert all(torch.equal(mxfp8.last[name], parameter) for name, parameter in back.first.items())
+    assert back.output.count(f"the checkpoint was trained in {precision}; it continues in bf16\n") == 1
+    assert all(torch.equal(lowp.last[name], parameter) for name, parameter in back.first.items())
 
 
 def test_a_distributed_optimizer_is_not_taken_for_one_of_other_modules(tmp_path):
