@@ -46,8 +46,13 @@ def redistributed(state_dict: dict, optimizers: list) -> dict:
     """The state of each of `optimizers`, by its number, or that of the only one.
 
     state_dict: the parameters' states, which the present optimizers asked for, merged with the settings that
-        the checkpoint has. Both are by number where there are several optimizers, and directly here where
-        there is one; only where they differ in that is there anything to do.
+        the checkpoint has. Two optimizers that load what one has saved get
+
+            {0: {"optimizer": {"state": ...}}, 1: {"optimizer": {"state": ...}},
+             "optimizer": {"param_groups": ...}}
+
+        and one that loads what two have saved the reverse. Where as many load as have saved, there is
+        nothing to do.
     """
     numbered = {key: value for key, value in state_dict.items() if isinstance(key, int)}
     single = {key: value for key, value in state_dict.items() if not isinstance(key, int)}
@@ -71,13 +76,14 @@ def _give_settings(state: dict, saved: list[dict], optimizer: Any) -> None:
     groups = [group for part in saved for group in part["optimizer"]["param_groups"]]
     inner = state.setdefault("optimizer", {})
     current = optimizer.optimizer.param_groups
-    requested = inner.get("param_groups", [{}] * len(current))  # at most the list of parameters
+    # What was asked for has of a group its list of parameters, or nothing.
+    asked = inner.get("param_groups", [{}] * len(current))
     inner["param_groups"] = [
         {**_settings(groups, group), "is_expert_parallel": group["is_expert_parallel"], **own}
-        for group, own in zip(current, requested, strict=True)
+        for group, own in zip(current, asked, strict=True)
     ]
-    if "state" in saved[0]["optimizer"]:
-        inner["state"] = {**saved[0]["optimizer"]["state"], **inner.get("state", {})}  # torch's `step`
+    # The `step` of torch's Adam, the same in all optimizers.
+    inner["state"] = {**saved[0]["optimizer"].get("state", {}), **inner.get("state", {})}
     for key, value in saved[0].items():
         state.setdefault(key, value)
 

@@ -1,7 +1,8 @@
-"""A distributed optimizer's state that is not by parameter goes back into the modules that it came from.
+"""The state of an optimizer goes back into one of its kind, and flat buffers into the modules they came from.
 
-By default Megatron saves it as flat buffers, which hold the parameters in the order of the model's modules.
-Modules with the same parameters in another order can load them as well: each parameter gets others' values.
+By default Megatron's distributed optimizer saves flat buffers, which hold the parameters in the order of the
+model's modules. Modules with the same parameters in another order can load them as well: each parameter gets
+others' values.
 """
 
 from __future__ import annotations
@@ -9,14 +10,20 @@ from __future__ import annotations
 import functools
 import inspect
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mindspeed_lowp.features.base import Feature
 from mindspeed_lowp.features.command_line import stop
 
-# The arguments that decide upon the order, and upon which buffer an expert is in.
-_ORDER = ("transformer_impl", "moe_grouped_gemm", "expert_model_parallel_size")
+# The arguments that decide upon the parameters in a buffer and their order.
+_ORDER = (
+    "transformer_impl",
+    "moe_grouped_gemm",
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "expert_model_parallel_size",
+)
 
 
 class OptimizerOrderFeature(Feature):
@@ -59,21 +66,35 @@ def check_order(state: dict, args: Namespace) -> None:
     saved, kind = state.get("args"), (state.get("content_metadata") or {}).get("distrib_optim_sharding_type")
     if (
         saved is None
-        or kind is None
-        or kind in DistributedOptimizer.checkpoint_fully_reshardable_formats
-        or not args.use_distributed_optimizer
         or args.finetune
         or args.no_load_optim
+        or not hasattr(saved, "use_distributed_optimizer")
     ):
         return
-    for argument in _ORDER:
+    before, now = _difference(saved, args, ("use_distributed_optimizer",))
+    if before:
+        stop(
+            f"{now}: the optimizer's state in this checkpoint can only be loaded {before}. Do that; or leave "
+            "the optimizer's state behind with --no-load-optim"
+        )
+    if kind is None or kind in DistributedOptimizer.checkpoint_fully_reshardable_formats:
+        return
+    before, now = _difference(saved, args, _ORDER)
+    if before:
+        stop(
+            f"{now}: the optimizer's state in this checkpoint can only be loaded {before}. Do that; or do it "
+            "once, with --save and --dist-ckpt-optim-fully-reshardable, for a checkpoint that does not "
+            "depend on it; or leave the optimizer's state behind with --no-load-optim"
+        )
+
+
+def _difference(saved: Namespace, args: Namespace, arguments: Sequence[str]) -> tuple[str, str]:
+    """The first of the arguments that differs, as typed then and now; two empty strings if none does."""
+    for argument in arguments:
         before, now = _typed(saved, argument), _typed(args, argument)
         if before != now:
-            stop(
-                f"{now}: the optimizer's state in this checkpoint can only be loaded {before}. Do that; or "
-                "do it once, with --save and --dist-ckpt-optim-fully-reshardable, for a checkpoint that does "
-                "not depend on it; or leave the optimizer's state behind with --no-load-optim"
-            )
+            return before, now
+    return "", ""
 
 
 def _typed(args: Namespace, argument: str) -> str:

@@ -2,6 +2,7 @@
 
 python -m mindspeed_lowp.run path/to/pretrain_gpt.py FLAGS
 torchrun --nproc-per-node 8 -m mindspeed_lowp.run path/to/pretrain_gpt.py FLAGS
+python -m torch.distributed.launch --nproc-per-node 8 -m mindspeed_lowp.run path/to/pretrain_gpt.py FLAGS
 
 --emulate-npu, before the script: where there is no torch_npu, let the script import mindspeed_lowp's emulator
 of it. Code written for Ascend, such as MindSpeed's, then runs on this machine's CPU.
@@ -18,6 +19,9 @@ _EMULATE = "--emulate-npu"
 
 
 def main() -> None:
+    if sys.argv[1:2] and sys.argv[1].startswith("--local-rank="):
+        # torch.distributed.launch's, before all else: Megatron has this flag.
+        sys.argv.append(sys.argv.pop(1))
     emulate = _EMULATE in sys.argv[1:2]
     if emulate:
         del sys.argv[1]

@@ -3,14 +3,14 @@
 #
 #   bash scripts/test_matrix.sh [VERSION ...]
 #
-# 0.17.1 runs all tests. The wheels of the others have no trainer: they run those of layers, experts and
-# parallelism; their trainers are those of checkouts (tests/hosts/test_megatron_lm.py).
+# 0.17.1 runs all tests. The wheels of the others have no trainer: they run those of layers and experts, alone and
+# over two ranks; their trainers are those of checkouts (tests/hosts/test_megatron_lm.py).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/setup_env.sh
 setup_env megatron,test
 
-WITHOUT_TRAINER=(tests/megatron/test_layers.py tests/megatron/test_grouped_mlp.py)
+LAYER_TESTS=(tests/megatron/test_layers.py tests/megatron/test_grouped_mlp.py)
 
 # An environment inside the main one, which has all but this megatron-core from there.
 setup_version() {
@@ -37,6 +37,6 @@ for version in "$@"; do
         bash scripts/test.sh tests
     else
         setup_version "$version"
-        OMP_NUM_THREADS=1 "$VENV/megatron-$version/bin/python" -m pytest -p no:xdist --disable-warnings "${WITHOUT_TRAINER[@]}"
+        OMP_NUM_THREADS=1 "$VENV/megatron-$version/bin/python" -m pytest -p no:xdist --disable-warnings "${LAYER_TESTS[@]}"
     fi
 done

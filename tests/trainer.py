@@ -7,6 +7,7 @@ import faulthandler
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import sys
 import traceback
@@ -80,6 +81,8 @@ def train(
         if process.is_alive():
             process.kill()
             process.join()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it started, where it was killed itself
     return [
         Run(
             process.exitcode,
@@ -104,6 +107,7 @@ def _output(record: Path) -> Path:
 def _run(
     record_path: Path, environment: dict[str, str], flags: list[str], folder: Path, prepare: Callable | None
 ) -> None:
+    os.setpgid(0, 0)
     os.environ.update(environment)
     os.chdir(folder)
     multiprocessing.set_start_method("fork", force=True)  # for the data loaders

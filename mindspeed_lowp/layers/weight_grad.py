@@ -23,7 +23,10 @@ class DelayedWeightGrads:
         self._products.append((weights, product))
 
     def compute(self) -> None:
-        """Compute what is left, and add it to the weights' `grad`, as autograd would have."""
+        """Compute what is left, and add it to the weights' `grad`, as autograd would have.
+
+        That is the gradient, or, once it is in `main_grad`, what `settled_grad` puts in its place.
+        """
         while self._products:
             weights, product = self._products.pop(0)
             for weight, grad in zip(weights, product(), strict=True):

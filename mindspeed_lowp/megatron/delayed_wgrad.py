@@ -18,7 +18,11 @@ class DelaysWeightGrad:
     delayed: DelayedWeightGrads | None = None
 
     def delay_weight_grads(self, weights: Iterable[nn.Parameter]) -> None:
-        """From now on `backward_dw` settles these gradients: data parallelism is to hook on to it."""
+        """From now on `backward_dw` settles these gradients.
+
+        Data parallelism, which wraps the model later, reduces a gradient when autograd has accumulated it;
+        for weights marked so it leaves its hook with the layer instead.
+        """
         self.delayed = DelayedWeightGrads()
         self._when_settled: list[Callable[[], None]] = []
         for weight in weights:

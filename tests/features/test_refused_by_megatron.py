@@ -18,6 +18,11 @@ DELAY = "--delay-wgrad-compute --overlap-moe-expert-parallel-comm --transformer-
             "--disable-bias-linear, or leave mlp out",
         ),
         (
+            "--recompute-modules layernorm moe_act",
+            "--recompute-modules layernorm moe_act has no effect without --recompute-granularity selective: "
+            "add it, or leave --recompute-modules out",
+        ),
+        (
             "--context-parallel-size 2",
             "--context-parallel-size 2: the attention of --transformer-impl local does not divide a "
             "sequence: leave it out; --sequence-parallel with --tensor-model-parallel-size divides "

@@ -74,7 +74,7 @@ def test_launchers_and_nodes_start_the_same_training(environment):
     trains = ["-m", "mindspeed_lowp.run", SCRIPT, *FLAGS]
     launch = [sys.executable, "-m", "torch.distributed.launch", "--nproc-per-node", "2"]
     port = ["--master-port", environment["MASTER_PORT"]]
-    expected = losses(Started([*launch, *port, "--use-env", *trains], environment).finish())
+    expected = losses(Started([*launch, *port, *trains], environment).finish())
 
     node = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     node += ["--master-addr", environment["MASTER_ADDR"], *port]
