@@ -76,13 +76,16 @@ def train(
         arguments = (record, environment, all_flags, folder, prepare)
         processes.append(_forkserver.Process(target=_run, args=arguments))
         processes[-1].start()
-    for process in processes:
-        process.join(timeout=DEADLINE + 10)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it started, where it was killed itself
+    try:
+        for process in processes:
+            process.join(timeout=DEADLINE + 10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and what it started, where it was killed itself
     return [
         Run(
             process.exitcode,
