@@ -71,7 +71,7 @@ def test_the_history_of_delayed_scaling_is_resumed_too(tmp_path, experts):
         pytest.param("mxfp8-32x32", "mxfp8-32x32 (e4m3)", marks=pytest.mark.slow),
         pytest.param("blockwise", "blockwise (e4m3)", marks=pytest.mark.slow),
         pytest.param("hif8", "hif8 (hif8)", marks=pytest.mark.slow),
-        pytest.param("delayed", "delayed (hybrid)"),
+        pytest.param("delayed", "delayed (hybrid)", marks=pytest.mark.slow),
     ],
 )
 def test_a_bf16_checkpoint_continues_in_any_recipe_and_back(tmp_path, recipe, precision):
@@ -117,8 +117,8 @@ def test_grouped_and_sequential_experts_read_each_others_checkpoints(tmp_path, f
     ("flags", "variants"),
     [
         # The norm of all gradients, which clips them, is summed in another order by the other modules.
-        pytest.param(["--clip-grad", "0"], [DEFER, REUSE, [*DEFER, *REUSE], TE], id="dense"),
-        pytest.param([*MOE, "--clip-grad", "0"], [DEFER, [*DEFER, *REUSE]], id="moe"),
+        pytest.param(["--clip-grad", "0"], [[*DEFER, *REUSE], TE], id="dense"),
+        pytest.param([*MOE, "--clip-grad", "0"], [[*DEFER, *REUSE]], id="moe"),
         pytest.param(["--ckpt-fully-parallel-save"], [["--async-save"]], id="asynchronous"),
     ],
 )
@@ -142,7 +142,7 @@ def leave_extra_states(state, model):
 @pytest.mark.parametrize(
     ("ckpt_format", "state"),
     [
-        ("torch_dist", io.BytesIO(b"amax history")),
+        pytest.param("torch_dist", io.BytesIO(b"amax history"), marks=pytest.mark.slow),
         ("torch_dist", torch.zeros(7, dtype=torch.uint8)),
         ("torch", torch.zeros(7, dtype=torch.uint8)),
     ],

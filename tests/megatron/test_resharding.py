@@ -27,8 +27,6 @@ SAMPLE = [
     (("TP 2", "TP 1"), "delayed", ""),
     (("TP 1", "TP 2"), "blockwise", DISTRIBUTED),
     (("EP 2", "EP 1"), "hif8", DISTRIBUTED),
-    (("EP 2", "EP 1"), "delayed", ""),
-    (("EP 1", "EP 2"), "mxfp8, deferred", DISTRIBUTED),
 ]
 CASES = [
     pytest.param(

@@ -18,7 +18,6 @@ TWO = "--tensor-model-parallel-size 2"
 EVERY = list(itertools.product(RECIPES, ("", TWO), ("", DISTRIBUTED)))
 SAMPLE = [
     ("mxfp8, deferred", "", DISTRIBUTED),
-    ("blockwise", "", ""),
     ("hif8", TWO, ""),
     ("delayed", TWO, DISTRIBUTED),
 ]
