@@ -8,6 +8,7 @@ from ..checkpoint import assert_same, contents
 from ..parallelism import RECIPES
 from ..trainer import MOE, succeeded, train
 
+# The vocabulary is padded to a multiple of this times the tensor-parallel size: it must come to the same.
 FLAGS = "--train-iters 2 --global-batch-size 4 --make-vocab-size-divisible-by".split()
 # Saved by parameter; the default's format is for the same number of ranks.
 DISTRIBUTED = "--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable"
